@@ -1,0 +1,1 @@
+"""Releases and model servers; never imports airflow, nor trainers."""

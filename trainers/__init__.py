@@ -1,0 +1,1 @@
+"""What runs inside a replica or a data task; never imports airflow."""
