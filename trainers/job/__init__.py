@@ -1,0 +1,13 @@
+"""The contract of a training job: plain values, standard library only.
+
+    spec         TrainingJob -> Role -> Resources, Strategy, RestartPolicy, Budgets
+    tf_config    TF_CONFIG of one replica, one pure function
+    plan         TrainingJob + Cluster -> Plan: every pod, address and TF_CONFIG, printable and comparable
+    record       JobRecord: the durable truth of a job, files under the job's folder
+    failures     FailureClass, the failure table, reserved exit codes, the failure card
+    termination  how a pod's process hands back a result or a failure
+    labels       label and annotation names, and names derived from a run
+    errors       the error tree
+
+Everything else (Airflow, Kubernetes, TensorFlow, MLflow) is an edge that imports from here.
+"""
