@@ -172,7 +172,8 @@ class Plan:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        head = f"job {self.job.name}: {self.job.strategy.kind}, gang {self.gang} in namespace {self.namespace} ({self.cluster})"
+        where = f"gang {self.gang} in namespace {self.namespace} ({self.cluster})"
+        head = f"job {self.job.name}: {self.job.strategy.kind}, {where}"
         return "\n".join([head, *table])
 
 
