@@ -1,6 +1,7 @@
 """The contract of a training job: plain values, standard library only.
 
-    spec         TrainingJob -> Role -> Resources, Strategy, RestartPolicy, Budgets
+    spec         TrainingJob -> Role -> Resources, Strategy
+    policies     Success, RestartPolicy, Budgets
     tf_config    TF_CONFIG of one replica, one pure function
     plan         TrainingJob + Cluster -> Plan: every pod, address and TF_CONFIG, printable and comparable
     record       JobRecord: the durable truth of a job, files under the job's folder

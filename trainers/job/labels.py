@@ -60,11 +60,12 @@ def dns_label(text: str, *, limit: int = _MAX_DNS_LABEL) -> str:
 
 def run_slug(run_id: str) -> str:
     """A run id as a folder name and label value: letters, digits, dot, dash and underscore only."""
-    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id).strip("-.")
-    if clean == run_id and len(clean) <= _MAX_DNS_LABEL:
+    # A label value begins and ends with a letter or digit.
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id).strip("-._")
+    if clean == run_id and 0 < len(clean) <= _MAX_DNS_LABEL:
         return clean
     digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
-    return f"{clean[: _MAX_DNS_LABEL - 9].strip('-.')}-{digest}"
+    return f"{clean[: _MAX_DNS_LABEL - 9].strip('-._') or 'x'}-{digest}"
 
 
 def gang_name(pipeline: str, run_id: str, group: str = "train") -> str:
@@ -73,4 +74,7 @@ def gang_name(pipeline: str, run_id: str, group: str = "train") -> str:
     At most 40 characters, so that "<gang>-worker-123" plus Airflow's random suffix stays within 63.
     """
     digest = hashlib.sha256(f"{pipeline}\0{run_id}\0{group}".encode()).hexdigest()[:8]
-    return f"{dns_label(pipeline, limit=31)}-{digest}"
+    stem = dns_label(pipeline, limit=31)
+    if not stem[0].isalpha():
+        stem = dns_label(f"g-{stem}", limit=31)  # a Service's name begins with a letter (RFC 1035)
+    return f"{stem}-{digest}"

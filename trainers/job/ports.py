@@ -14,8 +14,11 @@ __all__ = ["free_ports"]
 _LOWEST, _HIGHEST = 20000, 32000
 
 
-def free_ports(count: int, *, host: str = "127.0.0.1", rng: random.Random | None = None) -> list[int]:
-    """`count` different ports that nothing listens on at `host`, nor at any other address."""
+def free_ports(count: int, *, rng: random.Random | None = None) -> list[int]:
+    """`count` different ports that nothing listens on at any IPv4 address of this machine.
+
+    Any address, not just loopback: TensorFlow's servers bind them all.
+    """
     rng = rng or random.Random()
     ports: list[int] = []
     held: list[socket.socket] = []
@@ -25,7 +28,7 @@ def free_ports(count: int, *, host: str = "127.0.0.1", rng: random.Random | None
                 break
             probe = socket.socket()
             try:
-                probe.bind((host, port))
+                probe.bind(("", port))  # bound, never listening: nobody can connect
             except OSError:
                 probe.close()
                 continue
@@ -35,5 +38,8 @@ def free_ports(count: int, *, host: str = "127.0.0.1", rng: random.Random | None
         for probe in held:
             probe.close()
     if len(ports) < count:
-        raise InfraError(f"found {len(ports)} of {count} free ports at {host}", hint="stop other servers")
+        raise InfraError(
+            f"found {len(ports)} of {count} free ports from {_LOWEST} to {_HIGHEST}",
+            hint="stop other servers",
+        )
     return ports

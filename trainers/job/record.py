@@ -145,7 +145,8 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
         """The outcome of `to_dict`."""
         failure = Failure.from_dict(data["failure"]) if data.get("failure") else None
-        return cls(**{**data, "state": JobState(data["state"]), "failure": failure})
+        outcome: Outcome = _read_as(cls, {**data, "state": JobState(data["state"]), "failure": failure})
+        return outcome
 
 
 def _read_as(cls: type[Any], data: Mapping[str, Any]) -> Any:
@@ -206,7 +207,9 @@ class JobRecord:
         target = history / f"{number:04d}"
         target.mkdir()
         names = {"outcome.json", "state.json", "attempts", "generations", "heartbeats"}
-        for path in sorted(self.folder.iterdir()):
+        # What calls for the move goes last: should this be cut short, the next `create` moves the rest.
+        last = ("", "outcome.json", "plan.json")
+        for path in sorted(self.folder.iterdir(), key=lambda p: last.index(p.name) if p.name in last else 0):
             if path.name != "history" and (everything or path.name in names):
                 path.rename(target / path.name)
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
+from trainers.job.checks import check, frozen_map, is_number, is_whole, json_map, members, sequence
 from trainers.job.errors import InvalidSpec
-from trainers.job.failures import RETRY_POLICIES, FailureClass
+from trainers.job.policies import Budgets, RestartPolicy, Success
 
 __all__ = [
     "Budgets",
@@ -36,22 +35,9 @@ __all__ = [
 
 LAUNCHER_COMMAND = ("python", "-m", "trainers.runtime.launcher")
 
-_QUANTITY = re.compile(r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
-_MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-_ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-
-
-def _check(ok: bool, field: str, must: str, got: object, hint: str = "") -> None:
-    if not ok:
-        raise InvalidSpec(field, must, got, hint=hint)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _frozen_map(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType(dict(value))
+_QUANTITY = re.compile(r"([0-9]+(\.[0-9]+)?)(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class StrategyKind(str, enum.Enum):
@@ -87,21 +73,21 @@ class Strategy:
         except ValueError as e:
             names = ", ".join(kind.value for kind in StrategyKind)
             raise InvalidSpec("strategy", f"be one of {names}", self.kind) from e
-        _check(isinstance(self.sync, bool), "strategy.sync", "be true or false", self.sync)
-        _check(
-            _is_whole(self.backup_workers) and self.backup_workers >= 0,
+        check(isinstance(self.sync, bool), "strategy.sync", "be true or false", self.sync)
+        check(
+            is_whole(self.backup_workers) and self.backup_workers >= 0,
             "strategy.backup_workers",
             "be a whole number of 0 or more",
             self.backup_workers,
         )
         is_ps = self.kind is StrategyKind.PARAMETER_SERVER
-        _check(
+        check(
             not self.sync or is_ps,
             "strategy.sync",
             "be false unless the strategy is parameter_server",
             self.sync,
         )
-        _check(
+        check(
             not self.backup_workers or self.sync,
             "strategy.backup_workers",
             "be 0 unless the strategy is a synchronous parameter_server",
@@ -120,7 +106,7 @@ class Strategy:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | str) -> Strategy:
         """The strategy of `to_dict`, or of its bare name as the form gives it."""
-        return cls(StrategyKind.LOCAL if data == "" else data) if isinstance(data, str) else cls(**data)  # type: ignore[arg-type]
+        return cls(**({"kind": data} if isinstance(data, str) else members(cls, data, "strategy")))
 
 
 class RoleKind(str, enum.Enum):
@@ -155,27 +141,25 @@ class Resources:
     tolerations: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.cpu, (int, float)) and not isinstance(self.cpu, bool)
-        _check(
-            is_number and math.isfinite(self.cpu) and self.cpu > 0,
-            "resources.cpu",
-            "be a number of cores above 0",
-            self.cpu,
-        )
-        _check(
-            isinstance(self.memory, str) and bool(_QUANTITY.match(self.memory)),
+        check(is_number(self.cpu) and self.cpu > 0, "resources.cpu", "be a number of cores above 0", self.cpu)
+        quantity = _QUANTITY.fullmatch(self.memory) if isinstance(self.memory, str) else None
+        check(
+            quantity is not None and float(quantity[1]) > 0,
             "resources.memory",
             'be a Kubernetes quantity like "2Gi"',
             self.memory,
         )
-        _check(
-            _is_whole(self.gpu) and self.gpu >= 0, "resources.gpu", "be a whole number of 0 or more", self.gpu
+        check(
+            is_whole(self.gpu) and self.gpu >= 0, "resources.gpu", "be a whole number of 0 or more", self.gpu
         )
-        _check(
+        check(
             not self.gpu_type or self.gpu > 0, "resources.gpu_type", "be empty when gpu is 0", self.gpu_type
         )
-        object.__setattr__(self, "node_selector", _frozen_map(self.node_selector))
-        object.__setattr__(self, "tolerations", tuple(_frozen_map(t) for t in self.tolerations))
+        object.__setattr__(self, "node_selector", frozen_map("resources.node_selector", self.node_selector))
+        tolerations = sequence("resources.tolerations", self.tolerations)
+        object.__setattr__(
+            self, "tolerations", tuple(json_map("resources.tolerations", t) for t in tolerations)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON value."""
@@ -191,7 +175,7 @@ class Resources:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Resources:
         """The resources of `to_dict`."""
-        return cls(**{**data, "tolerations": tuple(data.get("tolerations", ()))})
+        return cls(**members(cls, data, "resources"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,23 +197,23 @@ class Role:
             names = ", ".join(kind.value for kind in RoleKind)
             raise InvalidSpec("role.kind", f"be one of {names}", self.kind) from e
         name = f"{self.kind}.replicas"
-        _check(
-            _is_whole(self.replicas) and self.replicas >= 1,
+        check(
+            is_whole(self.replicas) and self.replicas >= 1,
             name,
             "be a whole number of 1 or more",
             self.replicas,
         )
         if self.kind in (RoleKind.CHIEF, RoleKind.EVALUATOR):
-            _check(self.replicas == 1, name, "be 1", self.replicas)
+            check(self.replicas == 1, name, "be 1", self.replicas)
         if self.min_replicas is not None:
-            _check(
-                _is_whole(self.min_replicas) and 1 <= self.min_replicas <= self.replicas,
+            check(
+                is_whole(self.min_replicas) and 1 <= self.min_replicas <= self.replicas,
                 f"{self.kind}.min_replicas",
                 f"be from 1 to {self.replicas}",
                 self.min_replicas,
             )
-        _check(
-            not isinstance(self.command, str)
+        check(
+            isinstance(self.command, (list, tuple))
             and len(self.command) > 0
             and all(isinstance(a, str) for a in self.command),
             f"{self.kind}.command",
@@ -237,10 +221,11 @@ class Role:
             self.command,
         )
         object.__setattr__(self, "command", tuple(self.command))
+        object.__setattr__(self, "env", frozen_map(f"{self.kind}.env", self.env))
         for key, value in self.env.items():
-            _check(bool(_ENV_NAME.match(key)), f"{self.kind}.env", "have names of letters, digits and _", key)
-            _check(isinstance(value, str), f"{self.kind}.env.{key}", "be text", value)
-        object.__setattr__(self, "env", _frozen_map(self.env))
+            is_name = isinstance(key, str) and _ENV_NAME.fullmatch(key) is not None
+            check(is_name, f"{self.kind}.env", "have names of letters, digits and _", key)
+            check(isinstance(value, str), f"{self.kind}.env.{key}", "be text", value)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON value."""
@@ -257,10 +242,8 @@ class Role:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Role:
         """The role of `to_dict`."""
-        resources = Resources.from_dict(data.get("resources", {}))
-        return cls(
-            **{**data, "resources": resources, "command": tuple(data.get("command", LAUNCHER_COMMAND))}
-        )
+        values = members(cls, data, "role")
+        return cls(**{**values, "resources": Resources.from_dict(values.get("resources", {}))})
 
 
 def standard_roles(
@@ -276,8 +259,8 @@ def standard_roles(
 
     `resources` maps a role's name to its resources; `resources["default"]` serves the others.
     """
-    _check(_is_whole(workers) and workers >= 0, "workers", "be a whole number of 0 or more", workers)
-    _check(_is_whole(ps) and ps >= 0, "ps", "be a whole number of 0 or more", ps)
+    check(is_whole(workers) and workers >= 0, "workers", "be a whole number of 0 or more", workers)
+    check(is_whole(ps) and ps >= 0, "ps", "be a whole number of 0 or more", ps)
     counts = {RoleKind.CHIEF: 1, RoleKind.WORKER: workers, RoleKind.PS: ps}
     counts = {kind: n for kind, n in counts.items() if kind in strategy.roles and n > 0}
     if evaluator:
@@ -285,81 +268,6 @@ def standard_roles(
     known = dict(resources or {})
     default = known.get("default", Resources())
     return tuple(Role(kind, n, known.get(kind.value, default), image) for kind, n in counts.items())
-
-
-@dataclasses.dataclass(frozen=True)
-class Success:
-    """When the job has succeeded: the chief is done, all workers are, or a fraction of them."""
-
-    rule: str = "chief"
-    fraction: float = 1.0
-
-    def __post_init__(self) -> None:
-        rules = ("chief", "all_workers", "fraction")
-        _check(self.rule in rules, "success.rule", f"be one of {', '.join(rules)}", self.rule)
-        _check(0 < self.fraction <= 1, "success.fraction", "be above 0 and at most 1", self.fraction)
-
-
-@dataclasses.dataclass(frozen=True)
-class RestartPolicy:
-    """How often each failure class may restart a replica in one job; classes that never retry can't be named."""
-
-    caps: Mapping[FailureClass, int] = dataclasses.field(default_factory=dict)
-
-    DEFAULT_CAP = 5
-
-    def __post_init__(self) -> None:
-        caps = {}
-        for cls, cap in self.caps.items():
-            try:
-                key = FailureClass(cls)
-            except ValueError as e:
-                raise InvalidSpec(
-                    "restart.caps", f"name classes of {[c.value for c in FailureClass]}", cls
-                ) from e
-            _check(
-                RETRY_POLICIES[key].retry, "restart.caps", "not name a class that is never retried", key.value
-            )
-            _check(_is_whole(cap) and cap >= 0, f"restart.caps.{key}", "be a whole number of 0 or more", cap)
-            caps[key] = cap
-        object.__setattr__(self, "caps", MappingProxyType(caps))
-
-    def cap(self, failure_class: FailureClass) -> float:
-        """How many restarts this class is allowed: 0 for never, infinite for free ones."""
-        policy = RETRY_POLICIES[failure_class]
-        if not policy.retry:
-            return 0
-        if failure_class in self.caps:
-            return self.caps[failure_class]
-        if not policy.charged:
-            return math.inf
-        return 1 if failure_class is FailureClass.OOM else self.DEFAULT_CAP
-
-
-@dataclasses.dataclass(frozen=True)
-class Budgets:
-    """How long each stage may take, in seconds; kept as absolute deadlines, never as counted polls.
-
-    admit: until the cluster has room for the whole gang; schedule: until nodes are found; start: from the first
-    replica up until all have met; stall: without a finished step; total: the whole job.
-    """
-
-    admit: float = 3600.0
-    schedule: float = 600.0
-    start: float = 600.0
-    stall: float = 180.0
-    total: float = 7 * 24 * 3600.0
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            _check(
-                is_number and math.isfinite(value) and value > 0,
-                f"budgets.{field.name}",
-                "be seconds above 0",
-                value,
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,16 +292,22 @@ class TrainingJob:
     warm_start: str = ""
 
     def __post_init__(self) -> None:
-        _check(isinstance(self.name, str) and bool(self.name.strip()), "name", "be text", self.name)
-        _check(
-            isinstance(self.trainer, str) and bool(_MODULE.match(self.trainer)),
+        check(isinstance(self.name, str) and bool(self.name.strip()), "name", "be text", self.name)
+        check(
+            isinstance(self.trainer, str)
+            and _MODULE.fullmatch(self.trainer) is not None
+            and not self.trainer.endswith(".py"),
             "trainer",
             'be a dotted module name like "trainers.models.digits"',
             self.trainer,
         )
-        object.__setattr__(self, "args", _frozen_map(self.args))
-        object.__setattr__(self, "inputs", _frozen_map(self.inputs))
-        object.__setattr__(self, "roles", tuple(self.roles))
+        for name in ("output", "warm_start"):
+            check(isinstance(getattr(self, name), str), name, "be text", getattr(self, name))
+        object.__setattr__(self, "args", json_map("args", self.args))
+        object.__setattr__(self, "inputs", frozen_map("inputs", self.inputs))
+        for name, uri in self.inputs.items():
+            check(isinstance(uri, str) and bool(uri), f"inputs.{name}", "be a URI", uri)
+        object.__setattr__(self, "roles", tuple(sequence("roles", self.roles)))
         self._check_args()
         self._check_roles()
 
@@ -401,32 +315,31 @@ class TrainingJob:
         for name in ("steps", "batch_size", "checkpoint_every"):
             if name in self.args:
                 value = self.args[name]
-                _check(_is_whole(value) and value >= 1, name, "be a whole number of 1 or more", value)
+                check(is_whole(value) and value >= 1, name, "be a whole number of 1 or more", value)
+        if "seed" in self.args:
+            check(is_whole(self.args["seed"]), "seed", "be a whole number", self.args["seed"])
         if "learning_rate" in self.args:
             rate = self.args["learning_rate"]
-            is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
-            _check(
-                is_number and math.isfinite(rate) and rate > 0, "learning_rate", "be a number above 0", rate
-            )
+            check(is_number(rate) and rate > 0, "learning_rate", "be a number above 0", rate)
 
     def _check_roles(self) -> None:
         kinds = [role.kind for role in self.roles]
         for kind in set(kinds):
-            _check(kinds.count(kind) == 1, "roles", "name each kind once", [k.value for k in kinds])
+            check(kinds.count(kind) == 1, "roles", "name each kind once", [k.value for k in kinds])
         allowed = self.strategy.roles | {RoleKind.EVALUATOR}
         for kind in kinds:
-            _check(
+            check(
                 kind in allowed,
                 "roles",
                 f"be of {sorted(k.value for k in allowed)} with strategy {self.strategy.kind}",
                 kind.value,
             )
-        _check(RoleKind.CHIEF in kinds, "roles", "have a chief", [k.value for k in kinds])
+        check(RoleKind.CHIEF in kinds, "roles", "have a chief", [k.value for k in kinds])
         if self.strategy.kind is StrategyKind.PARAMETER_SERVER:
             for kind, field in ((RoleKind.WORKER, "workers"), (RoleKind.PS, "ps")):
-                _check(kind in kinds, field, "be 1 or more with strategy parameter_server", 0)
+                check(kind in kinds, field, "be 1 or more with strategy parameter_server", 0)
             workers = self.replicas(RoleKind.WORKER)
-            _check(
+            check(
                 self.strategy.backup_workers < workers,
                 "strategy.backup_workers",
                 f"be below the number of workers ({workers})",
@@ -461,23 +374,15 @@ class TrainingJob:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainingJob:
         """The job of `to_dict`; missing fields get their defaults, unknown ones are refused."""
-        fields = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(data) - fields)
-        _check(not unknown, "job", f"have no fields but {sorted(fields)}", unknown)
-        values = dict(data)
+        values = members(cls, data, "job")
         readers: Mapping[str, Any] = {
             "strategy": Strategy.from_dict,
-            "success": lambda v: Success(**v),
-            "restart": lambda v: RestartPolicy(**v),
-            "budgets": lambda v: Budgets(**v),
-            "roles": lambda v: tuple(Role.from_dict(role) for role in _sequence(v)),
+            "success": lambda v: Success(**members(Success, v, "success")),
+            "restart": lambda v: RestartPolicy(**members(RestartPolicy, v, "restart")),
+            "budgets": lambda v: Budgets(**members(Budgets, v, "budgets")),
+            "roles": lambda v: tuple(Role.from_dict(role) for role in sequence("roles", v)),
         }
         for name, read in readers.items():
             if name in values:
                 values[name] = read(values[name])
         return cls(**values)
-
-
-def _sequence(value: Any) -> Sequence[Any]:
-    _check(isinstance(value, (list, tuple)), "roles", "be a list", value)
-    return value  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ from trainers.job.failures import Failure, FailureClass, classify, exit_code_of
 __all__ = ["LIMIT", "Termination", "failure_of", "parse", "run_step", "write_failure", "write_result"]
 
 LIMIT = 4096  # Kubernetes cuts a termination message there
-DEFAULT_PATH = "/dev/termination-log"
+DEFAULT_PATH = "/dev/termination-log"  # a mount that every container on Kubernetes has
 
 # Errors of Python itself that say more than "an exception was not caught".
 _EXCEPTION_CLASSES: Mapping[type[BaseException], FailureClass] = {
@@ -53,6 +53,8 @@ class Termination:
 
 def _write(text: str) -> None:
     path = Path(os.environ.get(labels.ENV_TERMINATION_LOG, DEFAULT_PATH))
+    if str(path) == DEFAULT_PATH and not path.exists():
+        return  # run by hand, outside a container: the result and the failure card are on the terminal
     try:
         # Not by rename: on Kubernetes the file is a mount of its own and can only be written in place.
         path.write_text(text)
@@ -92,9 +94,11 @@ def _fit(failure: Failure) -> str:
                 failure, detail="..." + failure.detail[len(failure.detail) // 4 + 3 :]
             )
         else:
-            failure = dataclasses.replace(
-                failure, reason=failure.reason[: len(failure.reason) // 2] + "...", detail=""
+            longest = max(
+                ("reason", "hint", "code", "role", "detail"), key=lambda n: len(getattr(failure, n))
             )
+            kept = getattr(failure, longest)
+            failure = dataclasses.replace(failure, **{longest: kept[: len(kept) // 2]})
         text = dump(failure)
     return text
 
@@ -134,7 +138,8 @@ def run_step(
 
     Use as `sys.exit(run_step(main))`.
     """
-    parser = argparse.ArgumentParser(description=(sys.modules[main.__module__].__doc__ or "").splitlines()[0])
+    doc = (sys.modules[main.__module__].__doc__ or "").strip().partition("\n")[0]
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--spec", required=True, help="what to do, as one JSON object")
     text = parser.parse_args(argv).spec
     try:
@@ -144,7 +149,9 @@ def run_step(
             raise ConfigError(f"--spec is not JSON: {e}") from e
         if not isinstance(spec, dict):
             raise ConfigError(f"--spec must be a JSON object, got {type(spec).__name__}")
-        write_result(main(spec))
+        result = main(spec)
+        write_result(result)
+        print(json.dumps(dict(result)), flush=True)
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - the one place where everything becomes a class
         failure = failure_of(e)
         write_failure(failure)
