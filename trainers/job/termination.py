@@ -84,7 +84,7 @@ def _fit(failure: Failure) -> str:
 
     text = dump(failure)
     while len(text.encode()) > LIMIT:
-        if failure.log_tail:
+        if sum(map(len, failure.log_tail)) > len(failure.detail):
             # The end of a log says most.
             failure = dataclasses.replace(
                 failure, log_tail=failure.log_tail[(len(failure.log_tail) + 1) // 2 :]
@@ -93,6 +93,8 @@ def _fit(failure: Failure) -> str:
             failure = dataclasses.replace(
                 failure, detail="..." + failure.detail[len(failure.detail) // 4 + 3 :]
             )
+        elif failure.log_tail:
+            failure = dataclasses.replace(failure, log_tail=())
         else:
             longest = max(
                 ("reason", "hint", "code", "role", "detail"), key=lambda n: len(getattr(failure, n))
