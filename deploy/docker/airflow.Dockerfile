@@ -1,0 +1,49 @@
+# Airflow with this repository's pipelines: api-server, scheduler, dag-processor, triggerer are four commands of
+# this one image. It is the environment of requirements.txt, as `make run` uses it, plus PostgreSQL's drivers.
+#
+#   docker build -f deploy/docker/airflow.Dockerfile -t trainyard/airflow:0.1.0 .
+
+ARG BASE_IMAGE=python:3.11.15-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python -m venv /opt/venv
+COPY requirements.txt deploy/docker/requirements-airflow.txt /tmp/
+RUN /opt/venv/bin/python -m pip install --require-hashes -r /tmp/requirements.txt \
+ && /opt/venv/bin/python -m pip install --require-hashes --only-binary=:all: -r /tmp/requirements-airflow.txt
+COPY dags /opt/trainyard/dags
+COPY plugins /opt/trainyard/plugins
+COPY config /opt/trainyard/config
+COPY trainers /opt/trainyard/trainers
+COPY serving /opt/trainyard/serving
+COPY deploy/docker/healthcheck.py deploy/compose/volumes.py /opt/trainyard/
+RUN /opt/venv/bin/python -m compileall -q /opt/trainyard
+
+FROM ${BASE_IMAGE}
+LABEL org.opencontainers.image.title="Trainyard Airflow" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="0.1.0"
+# A named volume that is mounted over one of these folders for the first time takes its owner, so that nothing has
+# to run as root to prepare it.
+RUN groupadd --gid 10001 trainyard \
+ && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin trainyard \
+ && mkdir -p /var/lib/trainyard/storage /var/lib/trainyard/kubelet /var/lib/trainyard/kubeconfig \
+             /var/lib/trainyard/airflow-logs /var/lib/trainyard/airflow-auth /var/lib/trainyard/minio \
+ && chown -R 10001:10001 /var/lib/trainyard
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/trainyard /opt/trainyard
+# config/ holds airflow_local_settings, which preloads what every task would import again.
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/opt/trainyard/config:/opt/trainyard:/opt/trainyard/plugins \
+    PYTHONUNBUFFERED=1 \
+    MLFLOW_DISABLE_TELEMETRY=true \
+    AIRFLOW_HOME=/home/trainyard/airflow \
+    AIRFLOW__CORE__DAGS_FOLDER=/opt/trainyard/dags \
+    AIRFLOW__CORE__PLUGINS_FOLDER=/opt/trainyard/plugins \
+    TRAINYARD_HOME=/var/lib/trainyard \
+    TRAINYARD_STORAGE=/var/lib/trainyard/storage
+WORKDIR /opt/trainyard
+USER 10001:10001
+# Four commands, four checks: they are in docker-compose.yaml.
+HEALTHCHECK NONE
+CMD ["airflow", "version"]

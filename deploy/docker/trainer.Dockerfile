@@ -1,0 +1,44 @@
+# What a pod of Trainyard runs: the launcher, the trainers, the steps of a pipeline; and the process kubelet,
+# whose pods are processes of this image. No Airflow.
+#
+#   docker build -f deploy/docker/trainer.Dockerfile -t trainyard/trainer:0.1.0 .
+#
+# A trainer that needs more packages starts FROM this image and adds them; see deploy/README.md.
+
+ARG BASE_IMAGE=python:3.11.15-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python -m venv /opt/venv
+COPY deploy/docker/requirements-trainer.txt /tmp/
+# Every file is checked against its hash; pip compiles bytecode, without which each start costs seconds more.
+RUN /opt/venv/bin/python -m pip install --require-hashes --only-binary=:all: -r /tmp/requirements-trainer.txt
+COPY trainers /opt/trainyard/trainers
+COPY serving /opt/trainyard/serving
+COPY plugins/trainyard/__init__.py /opt/trainyard/plugins/trainyard/
+COPY plugins/trainyard/kubelet /opt/trainyard/plugins/trainyard/kubelet
+COPY deploy/docker/healthcheck.py /opt/trainyard/
+RUN /opt/venv/bin/python -m compileall -q /opt/trainyard
+
+FROM ${BASE_IMAGE}
+LABEL org.opencontainers.image.title="Trainyard trainer" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="0.1.0"
+# The number is what pods' securityContext and volumes refer to. A named volume that is mounted over one of these
+# folders for the first time takes its owner, so that nothing has to run as root to prepare it.
+RUN groupadd --gid 10001 trainyard \
+ && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin trainyard \
+ && mkdir -p /var/lib/trainyard/storage /var/lib/trainyard/kubelet /var/lib/trainyard/kubeconfig \
+ && chown -R 10001:10001 /var/lib/trainyard
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/trainyard /opt/trainyard
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/opt/trainyard:/opt/trainyard/plugins \
+    PYTHONUNBUFFERED=1 \
+    MLFLOW_DISABLE_TELEMETRY=true \
+    TRAINYARD_STORAGE=/var/lib/trainyard/storage
+WORKDIR /opt/trainyard
+USER 10001:10001
+# A pod lives as long as its process and says how it ended by its termination message: nothing to poll.
+HEALTHCHECK NONE
+CMD ["python", "-m", "trainers.runtime.launcher"]
