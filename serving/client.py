@@ -30,7 +30,7 @@ from serving.errors import (
     VersionFailed,
 )
 
-__all__ = ["PredictClient", "VersionStatus", "check_name"]
+__all__ = ["PredictClient", "VersionStatus"]
 
 MAX_MESSAGE_BYTES = 1 << 30
 _LOAD_POLL_S = 0.05
@@ -68,15 +68,6 @@ class VersionStatus:
     def failed(self) -> bool:
         """Loading ended with an error; a version that was unloaded in peace is not failed."""
         return self.state == "END" and self.error_code != 0
-
-
-def check_name(name: str) -> str:
-    """A model's name as it may stand in URLs and paths; raises BadRequest."""
-    if not name or not all(c.isalnum() or c in "._-" for c in name) or name[0] == "." or len(name) > 128:
-        raise BadRequest(
-            f"a model's name must be 1 to 128 letters, digits, '.', '_' or '-', and not start with a dot, got {name!r}"
-        )
-    return name
 
 
 class PredictClient:

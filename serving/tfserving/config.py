@@ -16,9 +16,9 @@ from serving.errors import ConfigInvalid, ReleaseConflict
 from serving.files import locked, write_atomic
 from serving.stubs import model_server_config_pb2, text_format
 
-__all__ = ["ConfigFile", "ModelEntry", "ensure_config", "parse_config", "read_config"]
+__all__ = ["Change", "ConfigFile", "ModelEntry", "ensure_config", "parse_config", "read_config"]
 
-_LOCK_WAIT_S = 60.0
+_LOCK_WAIT_S = 180.0  # a server may load a new model while another deploy holds the file
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,14 @@ def ensure_config(path: Path) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class Change:
+    """A change of the config file under way: the whole config to be, and the one before."""
+
+    config: Any
+    before: Any
+
+
 class ConfigFile:
     """Reads and changes one config file; `change` is the only way to write."""
 
@@ -92,20 +100,19 @@ class ConfigFile:
         return _entry(self.read(), name)
 
     @contextmanager
-    def change(self, name: str, entry: ModelEntry | None) -> Iterator[Any]:
+    def change(self, name: str, entry: ModelEntry | None) -> Iterator[Change]:
         """Put one model's new entry (None removes it) into the file, and hold the lock while inside.
 
-        Yields the whole new config, to be sent to the servers; when the body raises, the file gets its old
-        content back, so that file and servers stay of one mind.
+        When the body raises, the file gets its old content back, so that file and servers stay of one mind.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.with_name(f".{self.path.name}.lock"), self._lock_wait_s):
             before = self.path.read_bytes() if self.path.exists() else None
-            config = self.read()
+            config, old = self.read(), self.read()
             _merge(config, name, entry)
             write_atomic(self.path, text_format.MessageToString(config).encode())
             try:
-                yield config
+                yield Change(config, old)
             except BaseException:
                 if before is None:
                     self.path.unlink()

@@ -1,0 +1,193 @@
+"""The gate between an evaluated model and its release: pass, fail or unknown.
+
+    verdict = decide(evaluation, Thresholds(min_accuracy=0.95, max_drop=0.005))
+    verdict.outcome      "pass", "fail" or "unknown"; only "pass" may be deployed
+    verdict.words()      one sentence for people
+
+What can't be judged (a metric that is missing or NaN, too few examples) is unknown, never a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from serving.errors import ConfigInvalid
+
+__all__ = ["FAIL", "PASS", "UNKNOWN", "Override", "Thresholds", "Verdict", "decide", "override"]
+
+PASS, FAIL, UNKNOWN = "pass", "fail", "unknown"
+_OUTCOMES = (PASS, FAIL, UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What a model must reach.
+
+    `min_accuracy` is the least value of `metric` (which is better when larger), `max_drop` how far it may lie
+    below the champion's, `min_examples` how many examples make an evaluation count. None switches one off.
+    """
+
+    min_accuracy: float | None = 0.9
+    max_drop: float | None = 0.01
+    min_examples: int = 100
+    metric: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        for name, value in (("min_accuracy", self.min_accuracy), ("max_drop", self.max_drop)):
+            if value is not None and (not _is_number(value) or not math.isfinite(value)):
+                raise ConfigInvalid(f"{name} must be a number or None, got {value!r}")
+        if self.max_drop is not None and self.max_drop < 0:
+            raise ConfigInvalid(f"max_drop must be 0 or more, got {self.max_drop}")
+        if (
+            isinstance(self.min_examples, bool)
+            or not isinstance(self.min_examples, int)
+            or self.min_examples < 1
+        ):
+            raise ConfigInvalid(
+                f"min_examples must be a whole number of 1 or more, got {self.min_examples!r}"
+            )
+        if not isinstance(self.metric, str) or not self.metric:
+            raise ConfigInvalid(f"metric must be a metric's name, got {self.metric!r}")
+
+
+@dataclass(frozen=True)
+class Override:
+    """A person's decision against the gate."""
+
+    outcome_before: str
+    reason: str
+    author: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The gate's decision, the sentences that say why, and the numbers they speak of."""
+
+    outcome: str
+    reasons: tuple[str, ...]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    override: Override | None = None
+
+    def __post_init__(self) -> None:
+        if self.outcome not in _OUTCOMES:
+            raise ConfigInvalid(f"outcome must be one of {', '.join(_OUTCOMES)}, got {self.outcome!r}")
+
+    @property
+    def deployable(self) -> bool:
+        """Only a pass is."""
+        return self.outcome == PASS
+
+    def words(self) -> str:
+        """One line for people: the outcome and its reasons."""
+        return f"{self.outcome}: {'; '.join(self.reasons)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A small JSON value."""
+        return {
+            "outcome": self.outcome,
+            "reasons": list(self.reasons),
+            "numbers": dict(self.numbers),
+            "override": None if self.override is None else asdict(self.override),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Verdict:
+        """The verdict of `to_json`; raises ConfigInvalid."""
+        try:
+            given = document.get("override")
+            return cls(
+                document["outcome"],
+                tuple(map(str, document["reasons"])),
+                dict(document.get("numbers") or {}),
+                Override(**given) if given else None,
+            )
+        except (KeyError, TypeError, AttributeError) as e:
+            raise ConfigInvalid(f"a gate's verdict must have outcome and reasons: {e!r}") from e
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _metric(metrics: object, name: str) -> float | None:
+    value = metrics.get(name) if isinstance(metrics, Mapping) else None
+    return float(value) if _is_number(value) and math.isfinite(value) else None
+
+
+def decide(evaluation: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
+    """Judge an evaluation: {"metrics": {...}, "examples": n, "champion": None or {"version", "metrics"}}."""
+    name = thresholds.metric
+    value = _metric(evaluation.get("metrics"), name)
+    examples = evaluation.get("examples")
+    champion = evaluation.get("champion") or None
+    champion_value = _metric(champion.get("metrics"), name) if isinstance(champion, Mapping) else None
+    numbers = {
+        "metric": name,
+        "value": value,
+        "examples": examples,
+        "min": thresholds.min_accuracy,
+        "min_examples": thresholds.min_examples,
+        "max_drop": thresholds.max_drop,
+        "champion_version": champion.get("version") if isinstance(champion, Mapping) else None,
+        "champion_value": champion_value,
+        "drop": None if value is None or champion_value is None else champion_value - value,
+    }
+    unknowns = _unknowns(evaluation, thresholds, value, champion, champion_value)
+    if unknowns:
+        return Verdict(UNKNOWN, tuple(unknowns), numbers)
+    good, bad = [], []
+    if thresholds.min_accuracy is not None:
+        reached = value >= thresholds.min_accuracy
+        word = "reaches" if reached else "is below"
+        (good if reached else bad).append(
+            f"{name} {value:.4f} {word} the minimum {thresholds.min_accuracy:.4f}"
+        )
+    if champion is None:
+        good.append("there is no champion to compare with")
+    elif thresholds.max_drop is not None:
+        drop = champion_value - value
+        # A hair's breadth for what adding and subtracting decimals leaves over.
+        allowed = drop <= thresholds.max_drop + 1e-12
+        side = "above" if drop < 0 else "below"
+        sentence = f"{abs(drop):.4f} {side} champion {champion.get('version')} ({champion_value:.4f})"
+        limit = f"at most {thresholds.max_drop:.4f} below is allowed"
+        (good if allowed else bad).append(f"{name} lies {sentence}, {limit}")
+    if bad:
+        return Verdict(FAIL, tuple(bad), numbers)
+    return Verdict(PASS, (*good, f"judged on {examples} examples"), numbers)
+
+
+def _unknowns(
+    evaluation: Mapping[str, Any],
+    thresholds: Thresholds,
+    value: float | None,
+    champion: Any,
+    champion_value: float | None,
+) -> list[str]:
+    reasons = []
+    if value is None:
+        reasons.append(f"metric {thresholds.metric} is missing from the evaluation, or not a finite number")
+    examples = evaluation.get("examples")
+    if isinstance(examples, bool) or not isinstance(examples, int):
+        reasons.append(f"the evaluation does not say on how many examples it was made, got {examples!r}")
+    elif examples < thresholds.min_examples:
+        reasons.append(f"{examples} examples are too few, {thresholds.min_examples} are needed")
+    if champion is not None and champion_value is None and thresholds.max_drop is not None:
+        reasons.append(f"the champion has no {thresholds.metric} to compare with")
+    return reasons
+
+
+def override(verdict: Verdict, reason: str, author: str) -> Verdict:
+    """Let a model pass against the gate; the reason and its author go into the promotion log."""
+    if not reason.strip():
+        raise ConfigInvalid("an override must have a reason, got none")
+    if not author.strip():
+        raise ConfigInvalid("an override must have an author, got none")
+    if verdict.deployable:
+        return verdict
+    decision = Override(verdict.outcome, reason.strip(), author.strip())
+    words = f"{decision.author} overrides {verdict.outcome}: {decision.reason}"
+    return replace(verdict, outcome=PASS, reasons=(words, *verdict.reasons), override=decision)
