@@ -1,0 +1,331 @@
+
+"""From raw data to a published dataset.
+
+List and hash the files, look whether this very dataset is there already, cut the source into units, write each
+unit's shards, and publish: the schema, the quarantine, and last the manifest. Every file comes into its place
+by one rename. A lock keeps two runs of one dataset apart; where there is none, both write the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trainers.job.files import write_json
+from trainers.records.errors import (
+    ColumnError,
+    DatasetCorrupt,
+    DatasetMissing,
+    RecordsError,
+    SourceEmpty,
+)
+from trainers.records.manifest import (
+    MANIFEST,
+    QUARANTINE,
+    SCHEMA,
+    SPLITS,
+    Manifest,
+    Shard,
+    content_digest,
+)
+from trainers.records.options import CODE_VERSION, Options, fingerprint
+from trainers.records.schema import Feature, Schema
+from trainers.records.source import Source, SourceFile, list_files
+from trainers.records.statistics import Statistics
+from trainers.records.units import Unit, UnitResult
+from trainers.records.validate import check_threshold, merge
+from trainers.records.write import TEMP_SUFFIX, exclusive, sync_folder, temp_path
+
+__all__ = ["Prepared", "build", "prepare"]
+
+Progress = Callable[[str], None]
+
+_SPEAK_EVERY = 5.0  # seconds
+
+
+class Prepared(NamedTuple):
+    """A dataset, and whether it was there before."""
+
+    manifest: Manifest
+    reused: bool
+
+
+def prepare(
+    source: str | Path,
+    output: str | Path,
+    *,
+    name: str,
+    label: str,
+    key: str | None = None,
+    eval_fraction: float = 0.2,
+    shards: int = 2,
+    image: str = "raw",
+    quarantine_threshold: float = 0.01,
+    batch_rows: int = 4096,
+    schema: str | Path | None = None,
+    progress: Progress = print,
+) -> Manifest:
+    """Turn raw data into a dataset of TFRecords at `output`/<fingerprint>/, or find it there.
+
+    Args:
+        source: a folder of class folders of PNG or JPEG, or a file or folder of Parquet, CSV or JSON Lines.
+        output: the folder of all versions of this dataset.
+        label: the label's column; for pictures, the name of the feature made from the folder.
+        key: the column whose hash decides between train and eval; the path for pictures, the whole row for
+            tables when there is none. Rows that belong together (of one user, say) stay together by it.
+        eval_fraction: share of keys that go to eval, 0 for none.
+        shards: files a split.
+        image: "raw" for decoded 8-bit pixels of one shape, "encoded" for the files' bytes.
+        quarantine_threshold: share of bad rows above which nothing is published.
+        batch_rows: rows held in memory at once, at most; no influence on what is written.
+        schema: path of a schema.json to hold to, instead of what the data looks like.
+        progress: called with a line of text now and then.
+
+    Raises errors of trainers.records.errors: class DATA for what is wrong with the data, CONFIG for options.
+    """
+    options = Options.parse(
+        source=source,
+        output=output,
+        name=name,
+        label=label,
+        key=key,
+        eval_fraction=eval_fraction,
+        shards=shards,
+        image=image,
+        quarantine_threshold=quarantine_threshold,
+        batch_rows=batch_rows,
+        schema=schema,
+    )
+    return build(options, progress).manifest
+
+
+def build(options: Options, progress: Progress) -> Prepared:
+    """The same as `prepare`; says also whether the dataset was there before."""
+    kind, files = list_files(options.source, progress)
+    size = sum(file.size for file in files)
+    progress(f"{options.name}: {len(files)} {kind} files in {options.source}, {size / 1e6:.1f} MB")
+    found = fingerprint(options, ((file.name, file.size, file.sha256) for file in files))
+    folder = options.output / found[:16]
+    options.output.mkdir(parents=True, exist_ok=True)
+
+    def waiting() -> None:
+        progress(f"another run is preparing {folder}; waiting for it")
+
+    with exclusive(options.output / f".{folder.name}.lock", waiting) as locked:
+        manifest = _existing(folder, progress)
+        if manifest is not None:
+            if locked:
+                _clear(folder)
+            progress(f"nothing to do: {folder} holds this dataset, digest {manifest.digest[:16]}")
+            return Prepared(manifest, reused=True)
+        folder.mkdir(exist_ok=True)
+        if locked:
+            _clear(folder, TEMP_SUFFIX)
+        try:
+            manifest = _Build(options, folder, found, kind, files, progress).run()
+        except RecordsError:
+            # The data must change, and then so does the fingerprint: nobody will go on from here.
+            if locked:
+                _discard(folder)
+            raise
+        if locked:
+            _clear(folder)
+    progress(
+        f"published {folder}: {manifest.counts['train']} train and {manifest.counts['eval']} eval records, "
+        f"{manifest.quarantined} quarantined, digest {manifest.digest[:16]}"
+    )
+    return Prepared(manifest, reused=False)
+
+
+def _existing(folder: Path, progress: Progress) -> Manifest | None:
+    try:
+        manifest = Manifest.load(folder / MANIFEST)
+        manifest.verify()
+    except DatasetMissing:
+        return None
+    except DatasetCorrupt as e:
+        progress(f"{e.message}: writing the dataset anew")
+        (folder / MANIFEST).unlink()
+        return None
+    return manifest
+
+
+def _clear(folder: Path, suffix: str = "") -> None:
+    """Remove what was needed on the way only: all hidden files, or those with a suffix."""
+    for path in folder.iterdir():
+        if path.name.startswith(".") and path.name.endswith(suffix):
+            path.unlink(missing_ok=True)
+
+
+def _discard(folder: Path) -> None:
+    """Remove everything but the quarantine, which says why there is no dataset."""
+    for path in folder.iterdir():
+        if path.name != QUARANTINE:
+            path.unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _open(options: Options, kind: str, files: Sequence[SourceFile]) -> tuple[Source, str | None]:
+    """The source, and the key that splits it."""
+    if kind == "images":
+        from trainers.records.images import KEY, ImageFolder
+
+        pictures = ImageFolder(options.source, files, label=options.label, image=options.image)
+        return pictures, options.key or KEY
+    from trainers.records.tables import Table
+
+    return Table(options.source, files, kind), options.key
+
+
+class _Build:
+    """One run that writes a dataset."""
+
+    def __init__(
+        self,
+        options: Options,
+        folder: Path,
+        fingerprint: str,
+        kind: str,
+        files: Sequence[SourceFile],
+        progress: Progress,
+    ) -> None:
+        self.options = options
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.progress = progress
+        self.source, self.key = _open(options, kind, files)
+
+    def run(self) -> Manifest:
+        schema = self._schema()
+        units = self._units(schema)
+        results = [self._unit(unit, schema) for unit in units]
+        good = sum(result.rows for result in results)
+        bad = sum(result.bad for result in results)
+        if not good + bad:
+            raise SourceEmpty(f"{self.options.source} holds no row", hint="check that it is the right data")
+        quarantine = self.folder / QUARANTINE
+        if bad:
+            temp = temp_path(quarantine)
+            merge([unit.quarantine for unit, result in zip(units, results, strict=True) if result.bad], temp)
+            temp.replace(quarantine)
+        check_threshold(quarantine, bad, good + bad, self.options.quarantine_threshold)
+        return self._publish(schema, results, bad)
+
+    def _schema(self) -> Schema:
+        """The schema of the data, or the given one; both must have the label and the key."""
+        found = self.source.infer()
+        for name in filter(None, (self.options.label, self.key)):
+            if name not in found:
+                raise ColumnError(
+                    name, f"isn't in {self.options.source}", hint=f"it holds {', '.join(found.names)}"
+                )
+        given = self.options.schema
+        if given is None:
+            return found
+        for feature in given:
+            if feature.presence == "required" and feature.name not in found:
+                raise ColumnError(
+                    feature.name,
+                    f"isn't in {self.options.source}, but the schema requires it",
+                    hint=f"it holds {', '.join(found.names)}",
+                )
+        for name in filter(None, (self.options.label, self.key)):
+            given[name]  # raises ColumnError
+        return given
+
+    def _units(self, schema: Schema) -> list[Unit]:
+        options = self.options if self.key == self.options.key else _with_key(self.options, self.key)
+        count = self.source.units(options.shards)
+        label = schema[options.label]
+        self.progress(
+            f"{len(schema)} features, label {label.name} ({label.type}"
+            + (f", {len(label.names)} classes)" if label.names else ")")
+            + f", {count} units for {options.shards} shards a split"
+        )
+        return [Unit(index, count, self.folder, options) for index in range(count)]
+
+    def _unit(self, unit: Unit, schema: Schema) -> UnitResult:
+        found = unit.finished()
+        if found is not None:
+            self.progress(
+                f"unit {unit.index + 1}/{unit.count}: {found.rows} rows, finished by an earlier run"
+            )
+            return found
+        required = {self.options.label, *filter(None, [self.key])}
+        if self.options.schema is not None:
+            required |= {feature.name for feature in schema if feature.presence == "required"}
+        start = spoken = time.monotonic()
+
+        def progress(rows: int) -> None:
+            nonlocal spoken
+            now = time.monotonic()
+            if now - spoken >= _SPEAK_EVERY:
+                spoken = now
+                self.progress(
+                    f"unit {unit.index + 1}/{unit.count}: {rows} rows, {rows / (now - start):,.0f} rows/s"
+                )
+
+        result = unit.run(self.source, schema, required, progress)
+        rate = (result.rows + result.bad) / max(time.monotonic() - start, 1e-9)
+        self.progress(
+            f"unit {unit.index + 1}/{unit.count}: {result.rows} rows written, {result.bad} refused, "
+            f"{rate:,.0f} rows/s"
+        )
+        return result
+
+    def _publish(self, schema: Schema, results: Sequence[UnitResult], bad: int) -> Manifest:
+        by_split = {split: Statistics(schema) for split in SPLITS}
+        both = Statistics(schema)
+        for result in results:
+            for split, state in result.statistics.items():
+                by_split[split].merge(state)
+                both.merge(state)
+        schema = schema.replace(_described(f, both, given=self.options.schema is not None) for f in schema)
+        shards = sorted((s for r in results for s in r.shards), key=_shard_order)
+        counts = {split: sum(s.records for s in shards if s.split == split) for split in SPLITS}
+        if not counts["train"]:
+            raise SourceEmpty(
+                f"none of the {counts['eval']} rows of {self.options.source} is for training",
+                hint="give more rows, or another key if all rows have the same",
+            )
+        write_json(self.folder / SCHEMA, schema.to_dict())
+        sync_folder(self.folder)
+        manifest = Manifest(
+            name=self.options.name,
+            digest=content_digest(schema.digest, shards),
+            fingerprint=self.fingerprint,
+            schema_digest=schema.digest,
+            label=self.options.label,
+            counts=counts,
+            shards=shards,
+            sources=[str(self.options.source)],
+            statistics={split: by_split[split].summary() for split in SPLITS if counts[split]},
+            options=self.options.content(),
+            quarantined=bad,
+            code_version=CODE_VERSION,
+            created=time.time(),
+        ).save(self.folder / MANIFEST)
+        sync_folder(self.folder)
+        return manifest
+
+
+def _with_key(options: Options, key: str | None) -> Options:
+    return dataclasses.replace(options, key=key)
+
+
+def _shard_order(shard: Shard) -> tuple[int, str]:
+    return SPLITS.index(shard.split), shard.file
+
+
+def _described(feature: Feature, statistics: Statistics, *, given: bool) -> Feature:
+    """A feature with what its values turned out to be."""
+    found = statistics.features[feature.name]
+    presence = feature.presence if given else ("optional" if found.missing else "required")
+    domain = found.domain()
+    if feature.names and domain is not None:
+        domain = {**domain, "names": list(feature.names)}
+    return dataclasses.replace(feature, presence=presence, domain=domain)

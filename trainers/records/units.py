@@ -1,0 +1,142 @@
+# ruff: noqa: TID253 - runs in data pods only, never imported by a DAG file
+"""One unit of work: read its rows, write its shards, and leave a record that says so.
+
+A unit has some shards of each split to itself. When all of them are in place, its record is written; a later
+run that finds the record and the shards whole takes them as they are. So a run that was killed costs the units
+that were not finished, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainers.job.files import read_json, write_json
+from trainers.records.encode import Encoder
+from trainers.records.manifest import SPLITS, Shard, sha256_of_file
+from trainers.records.options import Options
+from trainers.records.schema import Schema
+from trainers.records.source import Source
+from trainers.records.split import hash_keys, hash_rows, is_eval, shard_of
+from trainers.records.statistics import Statistics
+from trainers.records.validate import Quarantine, clean
+from trainers.records.write import ShardWriter, shard_name, temp_path
+
+__all__ = ["Unit", "UnitResult"]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitResult:
+    """What a unit wrote: its shards, refused rows, and statistics a split as `Statistics.state` gives them."""
+
+    shards: tuple[Shard, ...]
+    bad: int
+    statistics: Mapping[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Rows written."""
+        return sum(shard.records for shard in self.shards)
+
+
+class Unit:
+    """Unit `index` of `count`, in the folder of its dataset."""
+
+    def __init__(self, index: int, count: int, folder: Path, options: Options) -> None:
+        self.index = index
+        self.count = count
+        self.folder = folder
+        self.options = options
+        self.shards = range(index, options.shards, count)
+        self.splits = SPLITS if options.eval_fraction else ("train",)
+        self.record = folder / f".unit-{index:05d}-of-{count:05d}.json"
+        self.quarantine = folder / f".quarantine-{index:05d}-of-{count:05d}.parquet"
+
+    def finished(self) -> UnitResult | None:
+        """What an earlier run left of this unit, if it is whole."""
+        try:
+            data = read_json(self.record)
+            if data is None:
+                return None
+            result = UnitResult(tuple(Shard(**s) for s in data["shards"]), data["bad"], data["statistics"])
+            whole = all(sha256_of_file(self.folder / shard.file) == shard.sha256 for shard in result.shards)
+        except (ValueError, KeyError, TypeError, FileNotFoundError):
+            return None
+        return result if whole and (self.quarantine.exists() or not result.bad) else None
+
+    def run(
+        self, source: Source, schema: Schema, required: Collection[str], progress: Callable[[int], None]
+    ) -> UnitResult:
+        """Read and write all rows of the unit; `progress` is called with the rows done, now and then.
+
+        Raises SourceChanged when a file of the unit is no longer the one that was listed. Whatever is raised,
+        no shard of the unit is left half written.
+        """
+        encoder = Encoder()
+        statistics = {split: Statistics(schema) for split in self.splits}
+        with contextlib.ExitStack() as stack:
+            writers = []
+            for split in self.splits:
+                for shard in self.shards:
+                    name = shard_name(split, shard, self.options.shards)
+                    writer = ShardWriter(self.folder, split, name)
+                    stack.callback(writer.abort)
+                    writers.append(writer)
+            temp = temp_path(self.quarantine)
+            stack.callback(temp.unlink, missing_ok=True)
+            quarantine = Quarantine(temp)
+            stack.callback(quarantine.close)
+            for batch in source.read(self.index, self.count, schema, self.options.batch_rows):
+                data, rejects = clean(batch, schema, required)
+                quarantine.add(rejects)
+                if data.num_rows:
+                    self._write(data, encoder, writers, statistics)
+                progress(sum(writer.records for writer in writers) + quarantine.count)
+            for file in source.unit_files(self.index, self.count):
+                file.check_unchanged()
+            quarantine.close()
+            if quarantine.count:
+                temp.replace(self.quarantine)
+            shards = tuple(writer.commit() for writer in writers)
+        result = UnitResult(shards, quarantine.count, {s: statistics[s].state() for s in self.splits})
+        write_json(
+            self.record,
+            {
+                "shards": [dataclasses.asdict(shard) for shard in result.shards],
+                "bad": result.bad,
+                "statistics": result.statistics,
+            },
+        )
+        return result
+
+    def _write(
+        self,
+        data: pa.RecordBatch,
+        encoder: Encoder,
+        writers: list[ShardWriter],
+        statistics: Mapping[str, Statistics],
+    ) -> None:
+        """Sort rows by where they go, encode them all at once, and hand each writer its piece."""
+        key = self.options.key
+        hashes = hash_rows(data) if key is None else hash_keys(key, data.column(key))
+        to = shard_of(hashes, len(self.shards))
+        if len(self.splits) > 1:
+            to += np.where(is_eval(hashes, self.options.eval_fraction), len(self.shards), 0)
+        order = np.argsort(to, kind="stable")
+        data = data.take(pa.array(order))
+        encoded = encoder.encode(data)
+        bounds = np.searchsorted(to[order], np.arange(len(writers) + 1)).tolist()
+        view = memoryview(encoded.data)
+        for writer, first, end in zip(writers, bounds, bounds[1:], strict=False):
+            if end > first:
+                writer.write(view[encoded.offsets[first] : encoded.offsets[end]], end - first)
+        for i, split in enumerate(self.splits):
+            first, end = bounds[i * len(self.shards)], bounds[(i + 1) * len(self.shards)]
+            if end > first:
+                statistics[split].add(data.slice(first, end - first))

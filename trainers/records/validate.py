@@ -1,0 +1,126 @@
+# ruff: noqa: TID253 - runs in data pods only, never imported by a DAG file
+"""Which rows are taken: each is mapped to the schema, and those that can't be go to the quarantine.
+
+quarantine.parquet has a row a refused row: `file`, `row` (its number in the file from 1; null for pictures),
+`column` (empty when it is the whole row), and `reason`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from trainers.records.convert import convert
+from trainers.records.errors import TooManyBadRows
+from trainers.records.schema import Schema
+from trainers.records.source import Batch, Reject
+
+__all__ = ["QUARANTINE_SCHEMA", "Quarantine", "check_threshold", "clean"]
+
+QUARANTINE_SCHEMA = pa.schema(
+    [("file", pa.string()), ("row", pa.int64()), ("column", pa.string()), ("reason", pa.string())]
+)
+
+
+def clean(batch: Batch, schema: Schema, required: Collection[str]) -> tuple[pa.RecordBatch, list[Reject]]:
+    """The rows of a batch that fit, mapped to the schema's types, and the others with their reasons.
+
+    `required` names the features that no row may lack; a row is refused for its first bad column.
+    """
+    rejects = list(batch.rejects)
+    reasons: dict[int, tuple[str, str]] = {}
+    columns = []
+    for feature in schema:
+        at = batch.data.schema.get_field_index(feature.name)
+        raw = batch.data.column(at) if at >= 0 else pa.nulls(batch.data.num_rows)
+        column, refused = convert(raw, feature)
+        if feature.name in required:
+            refused = {**_lacking(column), **refused}
+        for row, reason in refused.items():
+            reasons.setdefault(row, (feature.name, reason))
+        columns.append(column)
+    data = pa.RecordBatch.from_arrays(columns, names=list(schema.names))
+    if reasons:
+        numbers = batch.rows
+        rejects += [Reject(batch.file, int(numbers[row]), *reasons[row]) for row in sorted(reasons)]
+        keep = np.ones(data.num_rows, bool)
+        keep[list(reasons)] = False
+        data = data.filter(pa.array(keep))
+    return data, rejects
+
+
+def _lacking(column: pa.Array) -> dict[int, str]:
+    """Rows whose required value is missing, or is no number."""
+    refused: dict[int, str] = {}
+    if column.null_count:
+        nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+        refused |= dict.fromkeys(nulls.tolist(), "is missing")
+    if pt.is_floating(column.type):
+        values = column.fill_null(0).to_numpy(zero_copy_only=False)
+        refused |= {int(i): f"is {values[i]}" for i in np.flatnonzero(~np.isfinite(values)).tolist()}
+    return refused
+
+
+class Quarantine:
+    """Writes refused rows of a unit to a Parquet file of its own, as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        self.reasons: Counter[str] = Counter()
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, rejects: Iterable[Reject]) -> None:
+        """Take in some refused rows."""
+        rows = [{"file": r.file, "row": r.row, "column": r.column, "reason": r.reason} for r in rejects]
+        if not rows:
+            return
+        self.count += len(rows)
+        self.reasons.update(row["column"] for row in rows)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.path, QUARANTINE_SCHEMA)
+        self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=QUARANTINE_SCHEMA))
+
+    def close(self) -> None:
+        """Finish the file; without refused rows there is none."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def merge(parts: Sequence[Path], path: Path) -> None:
+    """Put the quarantines of units together, in their order."""
+    with pq.ParquetWriter(path, QUARANTINE_SCHEMA) as writer:
+        for part in parts:
+            with pq.ParquetFile(part) as file:
+                for batch in file.iter_batches():
+                    writer.write_batch(batch)
+
+
+def check_threshold(quarantine: Path, bad: int, total: int, threshold: float) -> None:
+    """TooManyBadRows when more than the threshold's share of rows was refused."""
+    if bad <= threshold * total:
+        return
+    with pq.ParquetFile(quarantine) as file:
+        first = next(file.iter_batches(3)).to_pylist()
+    examples = "; ".join(
+        " ".join(
+            [row["file"]]
+            + ([f"row {row['row']}"] if row["row"] is not None else [])
+            + ([f"column {row['column']}"] if row["column"] else [])
+        )
+        + f": {row['reason']}"
+        for row in first
+    )
+    raise TooManyBadRows(
+        f"{bad} of {total} rows are bad ({bad / total:.1%}, up to {threshold:.1%} are allowed): {examples}",
+        bad=bad,
+        total=total,
+        hint=f"all of them are in {quarantine}; mend the data or raise quarantine_threshold; nothing was published",
+    )

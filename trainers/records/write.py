@@ -1,0 +1,114 @@
+"""Files of a dataset, each whole or not there: shards written beside their place and renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainers.records.manifest import Shard
+
+__all__ = ["TEMP_SUFFIX", "ShardWriter", "exclusive", "shard_name", "sync_folder", "temp_path"]
+
+TEMP_SUFFIX = ".tmp"
+
+
+def shard_name(split: str, index: int, shards: int) -> str:
+    """The name of a shard: train-00000-of-00002.tfrecord."""
+    return f"{split}-{index:05d}-of-{shards:05d}.tfrecord"
+
+
+def temp_path(path: Path) -> Path:
+    """A hidden name beside `path` that no other process picks."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMP_SUFFIX}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder outlive a power cut."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class ShardWriter:
+    """Writes one shard: `write` framed records, then `commit`, or `abort`."""
+
+    def __init__(self, folder: Path, split: str, name: str) -> None:
+        self.path = folder / name
+        self.split = split
+        self.records = 0
+        self.bytes = 0
+        self._digest = hashlib.sha256()
+        self._temp = temp_path(self.path)
+        self._file = self._temp.open("xb", buffering=0)
+
+    def write(self, view: memoryview, records: int) -> None:
+        """Append framed records."""
+        self._digest.update(view)
+        self.bytes += len(view)
+        self.records += records
+        while view:  # a raw file may take less than all
+            view = view[self._file.write(view) :]
+
+    def commit(self) -> Shard:
+        """Put the shard in its place."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temp.replace(self.path)
+        return Shard(self.split, self.path.name, self.records, self.bytes, self._digest.hexdigest())
+
+    def abort(self) -> None:
+        """Leave nothing behind; nothing happens after a commit."""
+        self._file.close()
+        self._temp.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold the lock file `path`; yields whether it is held.
+
+    False only where the file system knows no locks: there, unique temporary names and renames still keep
+    every file whole, but another run's files must not be cleared away. The kernel gives the lock of a killed
+    process back; the file is removed by its last holder. `waiting` is called once when another run holds it.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            held = _lock(fd, waiting)
+            # The holder before us may have removed the file that we waited for; then it guards nothing.
+            if not held or _same_file(fd, path):
+                break
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    try:
+        yield held
+    finally:
+        if held:
+            path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _lock(fd: int, waiting: Callable[[], None]) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        waiting()
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
