@@ -1,4 +1,3 @@
-
 """From raw data to a published dataset.
 
 List and hash the files, look whether this very dataset is there already, cut the source into units, write each

@@ -35,7 +35,7 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Encoded", "Encoder", "masked_crc"]
+__all__ = ["Encoded", "Encoder"]
 
 FRAME_HEAD = 12  # length u64, masked CRC-32C of it u32
 FRAME_TAIL = 4  # masked CRC-32C of the payload
@@ -415,13 +415,8 @@ def _pieces(columns: Sequence[_Column], count: int) -> list[_Block | _Ragged]:
 # Framing
 
 
-def masked_crc(data: bytes | memoryview) -> int:
-    """The CRC of TFRecord's frame: CRC-32C, rotated by 15 bits, plus a constant."""
-    crc = crc32c.crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def _mask(crcs: np.ndarray) -> np.ndarray:
+    """TFRecord's masked form of CRCs, see `frames.masked_crc`."""
     crcs = crcs.astype(np.uint32)
     return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(0xA282EAD8)
 
