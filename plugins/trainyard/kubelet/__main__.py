@@ -1,0 +1,85 @@
+"""`python -m trainyard.kubelet --root DIR`: run the process kubelet until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from trainyard.kubelet.kubelet import KubeletInUse, ProcessKubelet
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until told to stop; the exit code."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stopped = threading.Event()
+    # Before anything is started, so that an early signal still ends it in good order.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    kubelet = ProcessKubelet(
+        args.root,
+        args.port,
+        kubeconfig=args.kubeconfig,
+        namespace=args.namespace,
+        gpus=args.gpus,
+        node_labels=dict(args.node_label),
+        workdir=args.workdir,
+        shutdown_grace=args.shutdown_grace,
+    )
+    try:
+        kubelet.start()
+    except (KubeletInUse, OSError) as e:
+        print(f"process kubelet: {e}", file=sys.stderr)
+        return 1
+    print(f"process kubelet ready at {kubelet.url} (kubeconfig {kubelet.kubeconfig})", flush=True)
+    stopped.wait()
+    kubelet.stop()
+    return 0
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"a label must be KEY=VALUE, got {text!r}")
+    return key, value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainyard.kubelet",
+        description="Serve the Kubernetes API on 127.0.0.1 and run pods as processes of this machine.",
+    )
+    parser.add_argument("--root", required=True, metavar="DIR", help="its folder: objects, logs, volumes")
+    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1; 0, the default, takes a free one")
+    parser.add_argument(
+        "--kubeconfig", metavar="PATH", help="where to write how to reach it (DIR/kubeconfig)"
+    )
+    parser.add_argument("--namespace", default="default", help="the kubeconfig's namespace (default)")
+    parser.add_argument("--gpus", type=int, default=0, help="devices that pods may ask for (0)")
+    parser.add_argument(
+        "--node-label",
+        type=_label,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one more label of the node; may be given again",
+    )
+    parser.add_argument("--workdir", metavar="DIR", help="where containers start (the current directory)")
+    parser.add_argument(
+        "--shutdown-grace",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="that all pods have to end when the kubelet stops (10)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""ResourceQuota: pods over it are refused with 403, in the words of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from trainyard.kubelet.errors import forbidden
+from trainyard.kubelet.quantity import parse_quantity
+from trainyard.kubelet.resources import PODS, RESOURCES
+from trainyard.kubelet.store import Store
+
+__all__ = ["check_quota"]
+
+QUOTAS = RESOURCES["resourcequotas"]
+
+
+def check_quota(store: Store, pod: Mapping[str, Any]) -> None:
+    """Raise 403 when the pod would break a quota of its namespace.
+
+    Counted are pods, requests.* and limits.* (cpu and memory mean requests), over pods that are not finished;
+    other names, and scopes, are left alone.
+    """
+    namespace = pod["metadata"]["namespace"]
+    quotas, _ = store.list(QUOTAS, namespace)
+    if not quotas:
+        return
+    pods, _ = store.list(PODS, namespace)
+    living = [other for other in pods if other["status"]["phase"] not in ("Succeeded", "Failed")]
+    for quota in quotas:
+        hard = quota.get("spec", {}).get("hard") or {}
+        over = list(_over(hard, pod, living))
+        if over:
+            rows = ["exceeded quota: " + quota["metadata"]["name"]]
+            for word, index in (("requested", 1), ("used", 2), ("limited", 3)):
+                rows.append(f"{word}: " + ",".join(f"{row[0]}={row[index]}" for row in over))
+            raise forbidden("pods", pod["metadata"]["name"], ", ".join(rows))
+
+
+def _over(
+    hard: Mapping[str, Any], pod: Mapping[str, Any], living: list[dict[str, Any]]
+) -> Iterable[tuple[str, str, str, str]]:
+    for name, limit in hard.items():
+        asked = _amount(pod, name)
+        if asked is None:
+            continue
+        used = sum((_amount(other, name) or Decimal(0) for other in living), Decimal(0))
+        if asked + used > parse_quantity(limit):
+            yield name, f"{asked:f}", f"{used:f}", str(limit)
+
+
+def _amount(pod: Mapping[str, Any], name: str) -> Decimal | None:
+    """How much of a quota's row a pod takes; None for rows that are not counted here."""
+    if name in ("pods", "count/pods"):
+        return Decimal(1)
+    part, _, key = (
+        name.rpartition(".") if not name.startswith(("requests.", "limits.")) else name.partition(".")
+    )
+    if not part and key in ("cpu", "memory"):
+        part = "requests"
+    if part not in ("requests", "limits"):
+        return None
+    rows = (container["resources"].get(part) or {} for container in pod["spec"]["containers"])
+    return sum((parse_quantity(row[key]) for row in rows if key in row), Decimal(0))
