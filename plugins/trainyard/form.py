@@ -1,0 +1,242 @@
+"""The trigger form: what people may choose when they start a pipeline, by sections, and how tasks read it.
+
+    @dag(params=form(workers=2, ps=1, steps=400))
+    def my_pipeline(): ...
+
+Airflow checks each field against its JSON schema before anything starts (the REST API answers 400 and names
+the field). What several fields must agree on is checked by `check_form`, the first task of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Param, task
+from airflow.sdk.definitions._internal.mixins import ResolveMixin
+
+from trainers.job.spec import Strategy, StrategyKind, TrainingJob, standard_roles
+from trainyard.failing import RetryByClass, explained
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context, Operator
+    from airflow.sdk.definitions.xcom_arg import XComArg
+
+__all__ = ["DEFAULTS", "FromForm", "check_form", "form", "strategy_of"]
+
+DEFAULTS: Mapping[str, Any] = {
+    "strategy": "parameter_server",
+    "workers": 2,
+    "ps": 1,
+    "sync": False,
+    "backup_workers": 0,
+    "steps": 400,
+    "batch_size": 64,
+    "learning_rate": 0.001,
+    "seed": 1,
+    "min_accuracy": 0.9,
+    "max_drop": 0.01,
+    "min_examples": 100,
+    "override_reason": "",
+    "override_author": "",
+}
+"""What holds where neither the form nor the pipeline says otherwise."""
+
+_STRATEGIES = {
+    StrategyKind.PARAMETER_SERVER: "Parameter servers and workers (asynchronous unless synchronous is chosen)",
+    StrategyKind.MULTI_WORKER: "Workers that all-reduce (no parameter servers)",
+    StrategyKind.MIRRORED: "One machine, all its devices",
+    StrategyKind.LOCAL: "One process",
+}
+_REPLICAS, _TRAINING, _GATE, _OVERRIDE = "Replicas", "Training", "Release gate", "Override the gate"
+
+
+def form(*, max_workers: int = 64, max_ps: int = 16, **defaults: Any) -> dict[str, Param]:
+    """The fields of a training pipeline, for `params=` of a DAG.
+
+    `defaults` are values other than those of DEFAULTS; TypeError for a field that there is not.
+    """
+    unknown = sorted(set(defaults) - set(DEFAULTS))
+    if unknown:
+        raise TypeError(f"the form has no {', '.join(unknown)}; its fields are {', '.join(DEFAULTS)}")
+    value = {**DEFAULTS, **defaults}
+    fields: dict[str, dict[str, Any]] = {
+        "strategy": {
+            "type": "string",
+            "enum": [kind.value for kind in _STRATEGIES],
+            "values_display": {kind.value: text for kind, text in _STRATEGIES.items()},
+            "title": "Strategy",
+            "section": _REPLICAS,
+            "description_md": "How replicas share the work. The chief is always there.",
+        },
+        "workers": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": max_workers,
+            "title": "Workers",
+            "section": _REPLICAS,
+            "description_md": "Replicas that compute gradients. Not used by *local* and *mirrored*.",
+        },
+        "ps": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": max_ps,
+            "title": "Parameter servers",
+            "section": _REPLICAS,
+            "description_md": "Replicas that hold the variables. Used by *parameter_server* only.",
+        },
+        "sync": {
+            "type": "boolean",
+            "title": "Synchronous",
+            "section": _REPLICAS,
+            "description_md": "Each step waits for the workers' gradients (*parameter_server* only).",
+        },
+        "backup_workers": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": max_workers,
+            "title": "Backup workers",
+            "section": _REPLICAS,
+            "description_md": "Of the workers, how many slowest a synchronous step does not wait for.",
+        },
+        "steps": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 10**9,
+            "title": "Steps",
+            "section": _TRAINING,
+            "description_md": "Batches to train on, over all workers.",
+        },
+        "batch_size": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 2**20,
+            "title": "Batch size",
+            "section": _TRAINING,
+            "description_md": "Examples a step of one worker.",
+        },
+        "learning_rate": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": 100,
+            "title": "Learning rate",
+            "section": _TRAINING,
+        },
+        "seed": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 2**31 - 1,
+            "title": "Seed",
+            "section": _TRAINING,
+            "description_md": "For shuffling and initial weights.",
+        },
+        "min_accuracy": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1,
+            "title": "Least accuracy",
+            "section": _GATE,
+            "description_md": "On held-out data, from 0 to 1. Below it nothing is released.",
+        },
+        "max_drop": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1,
+            "title": "Largest drop",
+            "section": _GATE,
+            "description_md": "How far accuracy may fall below the champion's, from 0 to 1.",
+        },
+        "min_examples": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 10**9,
+            "title": "Least examples",
+            "section": _GATE,
+            "description_md": "With fewer held-out examples the verdict is *unknown*, and nothing is released.",
+        },
+        "override_reason": {
+            "type": "string",
+            "maxLength": 500,
+            "title": "Release anyway, because",
+            "section": _OVERRIDE,
+            "description_md": "Releases a model that the gate would hold back. The reason goes to the promotion log.",
+        },
+        "override_author": {
+            "type": "string",
+            "maxLength": 100,
+            "title": "Who says so",
+            "section": _OVERRIDE,
+            "description_md": "Empty: the user who triggers the run.",
+        },
+    }
+    return {name: Param(value[name], **schema) for name, schema in fields.items()}
+
+
+class FromForm(ResolveMixin):
+    """The value of a form's field, to be given to an operator in place of a value.
+
+    It keeps its type, which a template would not. A DAG without that field gets the default.
+    """
+
+    def __init__(self, field: str) -> None:
+        if field not in DEFAULTS:
+            raise TypeError(f"the form has no {field}; its fields are {', '.join(DEFAULTS)}")
+        self.field = field
+
+    def iter_references(self) -> Iterator[tuple[Operator, str]]:
+        """None: it comes from the run and not from a task."""
+        yield from ()
+
+    def resolve(self, context: Context) -> Any:
+        """The value in this run."""
+        return context["params"].get(self.field, DEFAULTS[self.field])
+
+    def __repr__(self) -> str:
+        return f"FromForm({self.field!r})"
+
+
+class Under(ResolveMixin):
+    """A place below a folder that another task names: `Under(trained["job"], "export")`."""
+
+    def __init__(self, folder: Any, name: str) -> None:
+        self.folder = folder
+        self.name = name
+
+    def iter_references(self) -> Iterator[tuple[Operator, str]]:
+        """The task that names the folder."""
+        if isinstance(self.folder, ResolveMixin):
+            yield from self.folder.iter_references()
+
+    def resolve(self, context: Context) -> str:
+        """The path in this run."""
+        folder = self.folder.resolve(context) if isinstance(self.folder, ResolveMixin) else self.folder
+        return f"{folder}/{self.name}"
+
+    def __repr__(self) -> str:
+        return f"Under({self.folder}, {self.name!r})"
+
+
+def strategy_of(values: Mapping[str, Any]) -> Strategy:
+    """The strategy that a form's values say.
+
+    Fields that the chosen kind does not use are left alone: switching the kind needs no other change.
+    """
+    kind = values["strategy"]
+    if kind != StrategyKind.PARAMETER_SERVER.value:
+        return Strategy(kind)
+    return Strategy(kind, sync=values["sync"], backup_workers=values["backup_workers"])
+
+
+@task(task_id="check_form", retries=0, retry_policy=RetryByClass())
+@explained
+def _check(**context: Any) -> None:
+    values = {**DEFAULTS, **context["params"]}
+    strategy = strategy_of(values)
+    roles = standard_roles(strategy, workers=values["workers"], ps=values["ps"])
+    args = {name: values[name] for name in ("steps", "batch_size", "learning_rate", "seed")}
+    TrainingJob("form", "form", args=args, roles=roles, strategy=strategy)
+
+
+def check_form() -> XComArg:
+    """The task that refuses a form whose fields don't agree, naming the field; put it before all others."""
+    return _check()
