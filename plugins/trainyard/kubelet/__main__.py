@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         node_labels=dict(args.node_label),
         workdir=args.workdir,
         shutdown_grace=args.shutdown_grace,
+        preload=args.preload,
+        preload_for=args.preload_for or ["trainers"],
     )
     try:
         kubelet.start()
@@ -71,6 +73,20 @@ def _parser() -> argparse.ArgumentParser:
         help="one more label of the node; may be given again",
     )
     parser.add_argument("--workdir", metavar="DIR", help="where containers start (the current directory)")
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE[:FUNCTION]",
+        help="keep a warm process with this imported, and fork Python containers from it; may be given again",
+    )
+    parser.add_argument(
+        "--preload-for",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="containers that are forked from it: `python -m PACKAGE...` (trainers); may be given again",
+    )
     parser.add_argument(
         "--shutdown-grace",
         type=float,

@@ -16,7 +16,7 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +28,7 @@ from trainyard.kubelet.logs import LogPump
 from trainyard.kubelet.machine import Machine
 from trainyard.kubelet.memory import MemoryWatcher
 from trainyard.kubelet.node import Node
+from trainyard.kubelet.prefork_starter import PreforkStarter
 from trainyard.kubelet.processes import Guardian, PopenStarter, ProcessStarter, end_all
 from trainyard.kubelet.recovery import recover
 from trainyard.kubelet.resources import NODES
@@ -63,6 +64,8 @@ class ProcessKubelet:
         shutdown_grace: seconds that all pods together have to end in `stop`.
         backoff: the first and the longest wait in seconds before a container is restarted.
         starter: how processes are started.
+        preload: what a warm process imports ("MODULE" or "MODULE:FUNCTION"), for containers that run
+            `python -m` with a module of `preload_for` to be forked from; nothing by default.
         environ: what `environment.PASSED_THROUGH` is taken from; os.environ if not given.
     """
 
@@ -79,6 +82,8 @@ class ProcessKubelet:
         shutdown_grace: float = 10.0,
         backoff: tuple[float, float] = (10.0, 300.0),
         starter: ProcessStarter | None = None,
+        preload: Sequence[str] = (),
+        preload_for: Sequence[str] = ("trainers",),
         environ: Mapping[str, str] | None = None,
     ) -> None:
         if not 0 <= port <= 65535:
@@ -94,7 +99,9 @@ class ProcessKubelet:
         self._workdir = str(Path(workdir).absolute() if workdir else Path.cwd())
         self._grace = shutdown_grace
         self._backoff = backoff
-        self._starter = starter or PopenStarter()
+        self._starter: ProcessStarter = starter or PopenStarter()
+        self._preload = tuple(preload)
+        self._preload_for = tuple(preload_for)
         self._environ = environ
         self._undo = contextlib.ExitStack()
         self._server: Server | None = None
@@ -147,11 +154,22 @@ class ProcessKubelet:
             store=self.store,
             events=EventRecorder(self.store, self._node_spec.name),
             volumes=VolumeManager(self.root, self.store),
-            starter=self._starter,
+            starter=self._warm_starter(mark, undo) if self._preload else self._starter,
             pump=pump,
             memory=memory,
             backoff=self._backoff,
         )
+
+    def _warm_starter(self, mark: str, undo: contextlib.ExitStack) -> ProcessStarter:
+        starter = PreforkStarter(
+            self._starter,
+            packages=self._preload_for,
+            preload=self._preload,
+            mark=f"{mark}/prefork",
+            cwd=self._workdir,
+        )
+        undo.callback(starter.stop)
+        return starter
 
     def stop(self) -> None:
         """End all pods within the grace period, then the server; does nothing when it does not run."""

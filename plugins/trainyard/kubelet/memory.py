@@ -97,7 +97,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 def resident(processes: list[psutil.Process], limit: int) -> int:
     """Bytes that the processes hold together: resident pages, or their share of them where that sum is over `limit`."""
     total = _sum(processes, share=False)
-    if total > limit and len(processes) > 1:
+    if total > limit:
         total = min(total, _sum(processes, share=True))
     return total
 

@@ -105,13 +105,20 @@ class _Server:
                 request, fds = got
                 if request.get("end"):
                     return None
+                # Told only once the child leads its session, so that signals to its group reach it.
+                leads, leading = os.pipe()
                 pid = os.fork()
                 if pid == 0:
+                    os.setsid()
+                    os.close(leads)
+                    os.close(leading)
                     signal.set_wakeup_fd(-1)
                     for end in (wake_read, wake_write, self._sock):
                         end.close()
                     return {**request, "parent": parent}, fds[0]
-                for fd_ in fds:
+                os.close(leading)
+                os.read(leads, 1)  # returns at the close in the child, or at its end
+                for fd_ in (leads, *fds):
                     os.close(fd_)
                 self._children[pid] = request["id"]
                 send(self._sock, {"id": request["id"], "pid": pid})
@@ -136,7 +143,6 @@ class _Server:
 
 def _become(request: dict[str, Any], out: int) -> NoReturn:
     """In the child: turn into a fresh `python -m module` as far as anybody can tell, run it, and exit."""
-    os.setsid()
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != request["parent"]:
@@ -176,7 +182,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     parser.add_argument(
-        "--preload", action="append", default=[], help="a module to import first; may be repeated"
+        "--preload",
+        action="append",
+        default=[],
+        help="MODULE or MODULE:FUNCTION to import and call first; may be repeated",
     )
     options = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the kubelet's to handle
@@ -184,7 +193,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.set_inheritable(options.fd, False)
     for name in options.preload:
         try:
-            importlib.import_module(name)
+            module, _, function = name.partition(":")
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
         except ImportError as e:
             send(sock, {"failed": f"could not import {name}: {e}"})
             return

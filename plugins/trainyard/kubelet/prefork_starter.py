@@ -49,6 +49,7 @@ class PreforkStarter:
         packages: Sequence[str],
         preload: Sequence[str],
         mark: str = "",
+        cwd: str | None = None,
         patience: float = 120.0,
     ) -> None:
         self._fallback = fallback
@@ -73,6 +74,7 @@ class PreforkStarter:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=environment,
+                cwd=cwd,
                 start_new_session=True,
             )
         finally:
