@@ -22,7 +22,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before anything is started, so that an early signal still ends it in good order.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    kubelet = ProcessKubelet(
+    try:
+        kubelet = _kubelet(args)
+        kubelet.start()
+    except (KubeletInUse, OSError, ValueError) as e:
+        print(f"process kubelet: {e}", file=sys.stderr)
+        return 1
+    print(f"process kubelet ready at {kubelet.url} (kubeconfig {kubelet.kubeconfig})", flush=True)
+    stopped.wait()
+    kubelet.stop()
+    return 0
+
+
+def _kubelet(args: argparse.Namespace) -> ProcessKubelet:
+    return ProcessKubelet(
         args.root,
         args.port,
         kubeconfig=args.kubeconfig,
@@ -34,15 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         preload=args.preload,
         preload_for=args.preload_for or ["trainers"],
     )
-    try:
-        kubelet.start()
-    except (KubeletInUse, OSError) as e:
-        print(f"process kubelet: {e}", file=sys.stderr)
-        return 1
-    print(f"process kubelet ready at {kubelet.url} (kubeconfig {kubelet.kubeconfig})", flush=True)
-    stopped.wait()
-    kubelet.stop()
-    return 0
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""HTTP around the API: loopback only, a token on every request, a thread a connection.
+"""HTTP around the API: loopback only, a token on every request but probes, a thread a connection.
 
 The standard library's threading server, not an ASGI one: pods' lives are blocking calls on threads anyway, a
 log follower or watcher that sleeps costs a sleeping thread, and leaving out uvicorn and starlette keeps the
@@ -26,6 +26,7 @@ __all__ = ["MAX_BODY", "Server"]
 log = logging.getLogger(__name__)
 
 MAX_BODY = 3 * 1024 * 1024  # bytes, as the API server takes at most
+_OPEN = ("/healthz", "/livez", "/readyz")  # for probes, as on a cluster: they only say "ok"
 _IDLE = 300.0  # seconds that a connection may stay silent between requests
 
 
@@ -137,12 +138,13 @@ class _Handler(BaseHTTPRequestHandler):
                 "Forbidden",
                 f"the Host of a request must be {self.server.hosts[0]} or {self.server.hosts[1]}",
             )
-        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
-            token.strip().encode(), self.server.token.encode()
-        ):
-            raise ApiError(401, "Unauthorized", "Unauthorized: send the bearer token of the kubeconfig")
         url = urlsplit(self.path)
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        known = scheme.lower() == "bearer" and hmac.compare_digest(
+            token.strip().encode(), self.server.token.encode()
+        )
+        if not known and url.path not in _OPEN:
+            raise ApiError(401, "Unauthorized", "Unauthorized: send the bearer token of the kubeconfig")
         return Request(
             method=self.command,
             path=url.path,
