@@ -201,11 +201,23 @@ class AirflowClient:
                 return None
             raise
 
-    def task_log(self, dag_id: str, run_id: str, task: TaskInstance) -> list[str]:
-        """The lines of a task's last try."""
+    def xcom_keys(self, dag_id: str, run_id: str) -> list[tuple[str, int, str]]:
+        """Task, map index and key of every value that a run's tasks have pushed."""
+        found: list[tuple[str, int, str]] = []
+        while True:
+            params = {"limit": _PAGE, "offset": len(found)}
+            page = self._call(
+                "GET", f"{_run_path(dag_id, run_id)}/taskInstances/~/xcomEntries", params=params
+            )
+            found += [(entry["task_id"], entry["map_index"], entry["key"]) for entry in page["xcom_entries"]]
+            if not page["xcom_entries"] or len(found) >= page["total_entries"]:
+                return found
+
+    def task_log(self, dag_id: str, run_id: str, task: TaskInstance) -> list[dict[str, Any]]:
+        """The events of a task's last try: each with "event", errors with "error_detail"."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task.task_id)}/logs/{task.try_number}"
         content = self._call("GET", path, params={"map_index": task.map_index})["content"]
-        return [line if isinstance(line, str) else str(line.get("event", "")) for line in content]
+        return [event if isinstance(event, dict) else {"event": str(event)} for event in content]
 
     def page(self, dag_id: str, run_id: str, task: TaskInstance | None = None) -> str:
         """The address of a run's page, or of a task's in it."""

@@ -198,6 +198,11 @@ def _kubelet(settings: Settings, ports: Mapping[str, int], shared: Mapping[str, 
             f"--root={settings.kubelet_root}",
             f"--port={ports['kubelet']}",
             f"--kubeconfig={settings.kubeconfig}",
+            f"--namespace={settings.namespace}",
+            # Where containers start: `python -m my_trainers.step` finds the user's modules beside ours.
+            f"--workdir={settings.repo}",
+            # TensorFlow is imported once, and replicas are forked from that.
+            "--preload=trainers.lean:import_tensorflow",
         ),
         environ=shared,
         probe=http_ok(f"http://{HOST}:{ports['kubelet']}/healthz"),

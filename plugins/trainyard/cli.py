@@ -1,0 +1,131 @@
+"""`trainyard`: the command line of the embedded platform, of jobs and of models.
+
+Every command is a function in `trainyard.commands` that takes the parsed arguments and a console and returns
+the exit code: 0 done, 1 failed, 2 refused (nothing was started), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+
+from trainers.job.errors import TrainyardError
+
+__all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "EXIT_REFUSED", "main", "parser"]
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; the documentation's check reads the commands from it."""
+    top = argparse.ArgumentParser(
+        prog="trainyard", description="From raw data to a served model, on one machine."
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, help: str, function: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+        command.set_defaults(function=function)
+        return command
+
+    add("up", "start the platform and keep it running", "platform:up")
+    add("down", "stop the platform", "platform:down")
+    status = add("status", "show what runs, where, with how much memory", "platform:status")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    add("env", "print the variables by which programs find the platform, for a shell's eval", "platform:env")
+    run = add("run", "run a pipeline and watch it; starts the platform if it isn't up", "run:run")
+    run.add_argument("dag", nargs="?", default="digits_retrain", help="the pipeline (digits_retrain)")
+    run.add_argument(
+        "--conf", type=_json_object, default={}, metavar="JSON", help="the form's fields, as JSON"
+    )
+
+    jobs = add("jobs", "training jobs: their records", "jobs:list_jobs").add_subparsers(metavar="ACTION")
+    listed = jobs.add_parser("list", help="all jobs, the newest first")
+    listed.set_defaults(function="jobs:list_jobs")
+    for name, text in (
+        ("show", "one job: plan, replicas, attempts, outcome"),
+        ("watch", "one job while it trains"),
+    ):
+        command = jobs.add_parser(name, help=text)
+        command.add_argument(
+            "job", help="PIPELINE/RUN as `jobs list` shows it, or a part of it that is enough"
+        )
+        command.set_defaults(function=f"jobs:{name}_job")
+
+    models = add("models", "served models: versions and promotions", "models:list_models").add_subparsers(
+        metavar="ACTION"
+    )
+    models.add_parser("list", help="all models").set_defaults(function="models:list_models")
+    log = models.add_parser("log", help="the promotions of a model")
+    log.add_argument("name")
+    log.set_defaults(function="models:show_log")
+    back = models.add_parser("rollback", help="serve the champion before again")
+    back.add_argument("name")
+    back.add_argument("--to", type=int, metavar="VERSION", help="serve this version instead")
+    back.add_argument("--why", default="rolled back by hand", help="a reason, for the promotion log")
+    back.set_defaults(function="models:roll_back")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; errors of ours are printed as a sentence, never as a stack."""
+    arguments = parser().parse_args(argv)
+    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    # A supervisor of CI's ends us by SIGTERM: that stops things in order, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
+    module, name = arguments.function.split(":")
+    try:
+        function = getattr(import_module(f"trainyard.commands.{module}"), name)
+        return int(function(arguments, out))
+    except TrainyardError as error:
+        err.print(_told(error), markup=False, soft_wrap=True)
+        return EXIT_REFUSED if error.failure_class == "CONFIG" else EXIT_FAILED
+    except ValueError as error:  # a setting of the environment; the message names it
+        err.print(f"trainyard: {error}", markup=False, soft_wrap=True)
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        return EXIT_INTERRUPTED
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _told(error: TrainyardError) -> str:
+    """An error as its card where it has one, else as a sentence and what to do."""
+    card = getattr(error, "card", None)
+    if card is not None:
+        return str(card())
+    lines = [f"trainyard: {error.message}"]
+    failure = getattr(error, "failure", None) or {}
+    if failure.get("log_tail"):
+        lines += [f"  the end of {failure['log']}:", *(f"    {line}" for line in failure["log_tail"])]
+    if error.hint:
+        lines.append(f"  what to do: {error.hint}")
+    return "\n".join(lines)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be JSON like '{{\"steps\": 100}}', got {text!r}: {error}"
+        ) from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
