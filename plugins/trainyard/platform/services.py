@@ -198,6 +198,8 @@ def _kubelet(settings: Settings, ports: Mapping[str, int], shared: Mapping[str, 
             f"--root={settings.kubelet_root}",
             f"--port={ports['kubelet']}",
             f"--kubeconfig={settings.kubeconfig}",
+            # Steps and replicas fork from an interpreter that has it imported, instead of importing it each.
+            "--preload=trainers.lean:import_tensorflow",
             f"--namespace={settings.namespace}",
             # Where containers start: `python -m my_trainers.step` finds the user's modules beside ours.
             f"--workdir={settings.repo}",
