@@ -1,7 +1,7 @@
 # Airflow with this repository's pipelines: api-server, scheduler, dag-processor, triggerer are four commands of
 # this one image. It is the environment of requirements.txt, as `make run` uses it, plus PostgreSQL's drivers.
 #
-#   docker build -f deploy/docker/airflow.Dockerfile -t trainyard/airflow:0.1.0 .
+#   docker build -f deploy/docker/airflow.Dockerfile -t trainyard-airflow:0.1.0 .
 
 ARG BASE_IMAGE=python:3.11.15-slim-bookworm
 

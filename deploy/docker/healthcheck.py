@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a health check."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("url", help="http://host:port/path")
-    parser.add_argument("--airflow-component", choices=COMPONENTS, help="url is an api-server: ask it for this one")
+    parser.add_argument(
+        "--airflow-component", choices=COMPONENTS, help="url is an api-server: ask it for this one"
+    )
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds")
     given = parser.parse_args(argv)
     wrong = ailment(given.url, given.airflow_component, timeout=given.timeout)

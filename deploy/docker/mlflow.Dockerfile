@@ -1,6 +1,6 @@
 # The MLflow tracking server with PostgreSQL's driver and S3's client, in an environment of its own.
 #
-#   docker build -f deploy/docker/mlflow.Dockerfile -t trainyard/mlflow:0.1.0 .
+#   docker build -f deploy/docker/mlflow.Dockerfile -t trainyard-mlflow:0.1.0 .
 
 ARG BASE_IMAGE=python:3.11.15-slim-bookworm
 

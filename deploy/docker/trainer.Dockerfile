@@ -1,7 +1,7 @@
 # What a pod of Trainyard runs: the launcher, the trainers, the steps of a pipeline; and the process kubelet,
 # whose pods are processes of this image. No Airflow.
 #
-#   docker build -f deploy/docker/trainer.Dockerfile -t trainyard/trainer:0.1.0 .
+#   docker build -f deploy/docker/trainer.Dockerfile -t trainyard-trainer:0.1.0 .
 #
 # A trainer that needs more packages starts FROM this image and adds them; see deploy/README.md.
 
@@ -14,7 +14,6 @@ COPY deploy/docker/requirements-trainer.txt /tmp/
 # Every file is checked against its hash; pip compiles bytecode, without which each start costs seconds more.
 RUN /opt/venv/bin/python -m pip install --require-hashes --only-binary=:all: -r /tmp/requirements-trainer.txt
 COPY trainers /opt/trainyard/trainers
-COPY serving /opt/trainyard/serving
 COPY plugins/trainyard/__init__.py /opt/trainyard/plugins/trainyard/
 COPY plugins/trainyard/kubelet /opt/trainyard/plugins/trainyard/kubelet
 COPY deploy/docker/healthcheck.py /opt/trainyard/

@@ -1,0 +1,179 @@
+"""The images: pinned, hashed, without root and without secrets; the trainers' lock is part of requirements.txt."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.compose_file import ROOT
+
+DOCKER = ROOT / "deploy" / "docker"
+DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
+LOCKS = sorted(DOCKER.glob("requirements-*.txt"))
+EACH_FILE = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+EACH_LOCK = pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+
+# Imported name -> distribution, where they differ.
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "google": "protobuf",
+    "mlflow": "mlflow-skinny",
+    "sklearn": "scikit-learn",
+    "tensorflow_serving": "tensorflow-serving-api",
+}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile in order; continued lines joined, comments left out."""
+    text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+    lines = [re.sub(r"\s+", " ", line).strip() for line in text.replace("\\\n", " ").splitlines()]
+    return [(line.split(" ", 1)[0].upper(), line.split(" ", 1)[1]) for line in lines if line]
+
+
+def pins(path: Path) -> dict[str, set[str]]:
+    """Distribution -> pinned versions of a lock (several where Pythons differ)."""
+    found: dict[str, set[str]] = {}
+    for line in path.read_text().splitlines():
+        match = re.match(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)", line)
+        if match:
+            found.setdefault(canonical(match[1]), set()).add(match[2])
+    return found
+
+
+def asked(path: Path) -> dict[str, str]:
+    """Distribution -> version specifier of a requirements .in file."""
+    lines = [line.split("#")[0].strip() for line in path.read_text().splitlines()]
+    pairs = (
+        re.match(r"([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?(.*)", line)
+        for line in lines
+        if line and line[0] != "-"
+    )
+    return {canonical(match[1]): match[2].strip() for match in pairs if match}
+
+
+@EACH_FILE
+def test_stages_start_from_one_pinned_python(path: Path) -> None:
+    lines = instructions(path)
+    assert lines[0][0] == "ARG"
+    assert re.fullmatch(r"BASE_IMAGE=python:3\.1[0-3]\.\d+-slim-bookworm", lines[0][1])
+    assert [value.split(" ")[0] for kind, value in lines if kind == "FROM"] == [
+        "${BASE_IMAGE}",
+        "${BASE_IMAGE}",
+    ]
+
+
+@EACH_FILE
+def test_the_last_user_is_not_root_and_health_is_decided(path: Path) -> None:
+    lines = instructions(path)
+    last_stage = lines[max(i for i, (kind, _) in enumerate(lines) if kind == "FROM") :]
+    assert [value for kind, value in last_stage if kind == "USER"] == ["10001:10001"]
+    kinds = [kind for kind, _ in last_stage]
+    assert kinds.index("USER") > max(i for i, kind in enumerate(kinds) if kind in ("RUN", "COPY"))
+    assert "HEALTHCHECK" in kinds
+    assert "CMD" in kinds
+
+
+@EACH_FILE
+def test_installs_are_checked_by_hash_and_nothing_secret_is_built_in(path: Path) -> None:
+    for kind, value in instructions(path):
+        if "pip install" in value:
+            assert value.count("pip install") == value.count("--require-hashes")
+            assert not re.search(r"(index-url|trusted-host|curl|wget)", value)
+        if kind in ("ARG", "ENV"):
+            assert not re.search(r"PASSWORD|SECRET|TOKEN|_KEY", value)
+        assert kind != "ADD", "COPY says what ADD does not"
+
+
+@EACH_FILE
+def test_what_is_copied_exists_and_is_let_through(path: Path) -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    sources = [
+        source
+        for kind, value in instructions(path)
+        if kind == "COPY" and not value.startswith("--from")
+        for source in value.split(" ")[:-1]
+    ]
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert source.split("/")[0] in allowed, f"{source} is kept out by .dockerignore"
+
+
+def test_the_build_context_keeps_secrets_data_and_environments_out() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")][0] == "*"
+    assert not {"!.env", "!.git", "!.venv", "!.trainyard"} & set(lines)
+
+
+@EACH_LOCK
+def test_a_lock_has_what_was_asked_for_and_a_hash_for_everything(path: Path) -> None:
+    text = path.read_text()
+    assert set(asked(path.with_suffix(".in"))) <= set(pins(path))
+    entries = re.split(r"\n(?=[A-Za-z0-9])", text)
+    assert [entry.split(" ")[0] for entry in entries if "--hash=sha256:" not in entry] == []
+    assert not re.search(r"(index-url|find-links|file:|https?://)", text)
+
+
+@pytest.mark.parametrize("name", ["requirements-trainer.txt", "requirements-airflow.txt"])
+def test_images_have_the_versions_of_the_embedded_platform(name: str) -> None:
+    everywhere = pins(ROOT / "requirements.txt")
+    differing = {
+        distribution: (versions, everywhere[distribution])
+        for distribution, versions in pins(DOCKER / name).items()
+        if distribution in everywhere and not versions <= everywhere[distribution]
+    }
+    assert differing == {}
+
+
+def test_mlflow_s_server_is_the_release_of_its_clients() -> None:
+    server = pins(DOCKER / "requirements-mlflow.txt")["mlflow"]
+    assert server == pins(ROOT / "requirements.txt")["mlflow"]
+    assert server == pins(DOCKER / "requirements-trainer.txt")["mlflow-skinny"]
+
+
+def test_the_trainer_image_has_no_airflow() -> None:
+    assert [name for name in pins(DOCKER / "requirements-trainer.txt") if "airflow" in name] == []
+
+
+def imports(folder: Path) -> Iterator[str]:
+    """The third-party distributions that the modules of a folder import, wherever in the module."""
+    ours = {"trainers", "serving", "trainyard"}
+    for path in folder.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        siblings = {module.stem for module in path.parent.glob("*.py")}
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in names:
+                top = name.split(".")[0]
+                if top not in sys.stdlib_module_names | ours | siblings:
+                    yield canonical(DISTRIBUTION.get(top, top))
+
+
+def test_the_trainer_image_has_what_its_code_imports() -> None:
+    imported = set(imports(ROOT / "trainers")) | set(imports(ROOT / "plugins" / "trainyard" / "kubelet"))
+    # testing.py hands out the official client; only tests import it.
+    assert imported - {"kubernetes"} <= set(asked(DOCKER / "requirements-trainer.in"))
+
+
+def test_the_trainer_image_copies_all_of_our_code_that_it_imports() -> None:
+    copied = " ".join(value for kind, value in instructions(DOCKER / "trainer.Dockerfile") if kind == "COPY")
+    for folder, allowed in (
+        ("trainers", ("trainers",)),
+        ("plugins/trainyard/kubelet", ("trainers", "trainyard.kubelet")),
+    ):
+        assert f"{folder} /opt/trainyard/{folder}" in copied
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(
+                r"^\s*(?:from|import) ((?:trainers|serving|trainyard)[\w.]*)", path.read_text(), re.M
+            ):
+                assert name == "trainyard" or name.startswith(allowed), f"{path} imports {name}"
