@@ -14,6 +14,9 @@ LOCKS = {
     "requirements.txt": ("requirements.in",),
     "requirements-dev.txt": ("requirements.in", "requirements-dev.in"),
     "scripts/uv.txt": ("scripts/uv.in",),
+    "deploy/docker/requirements-airflow.txt": ("deploy/docker/requirements-airflow.in",),
+    "deploy/docker/requirements-mlflow.txt": ("deploy/docker/requirements-mlflow.in",),
+    "deploy/docker/requirements-trainer.txt": ("deploy/docker/requirements-trainer.in",),
 }
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*\])?==(?P<version>[^ ;\\]+)(?P<rest>.*)$")
 
@@ -42,16 +45,26 @@ def faults(repo: Path = REPO) -> list[str]:
     told = []
     for lock, inputs in LOCKS.items():
         locked = pins(repo / lock)
-        told += [f"{lock}: {name} has no hash" for name, found in locked.items() if any(not n for _, n in found)]
+        told += [
+            f"{lock}: {name} has no hash" for name, found in locked.items() if any(not n for _, n in found)
+        ]
         for source in inputs:
             for requirement in wanted(repo / source):
                 found = locked.get(canonicalize_name(requirement.name))
                 if not found:
                     told.append(f"{lock}: {requirement.name} of {source} is not locked")
-                elif not all(requirement.specifier.contains(version, prereleases=True) for version, _ in found):
-                    told.append(f"{lock}: {requirement.name} is locked at {found[0][0]}, {source} wants {requirement}")
+                elif not all(
+                    requirement.specifier.contains(version, prereleases=True) for version, _ in found
+                ):
+                    told.append(
+                        f"{lock}: {requirement.name} is locked at {found[0][0]}, {source} wants {requirement}"
+                    )
     run, dev = pins(repo / "requirements.txt"), pins(repo / "requirements-dev.txt")
-    told += [f"requirements-dev.txt: {name} differs from requirements.txt" for name in run if dev.get(name) != run[name]]
+    told += [
+        f"requirements-dev.txt: {name} differs from requirements.txt"
+        for name in run
+        if dev.get(name) != run[name]
+    ]
     return told
 
 

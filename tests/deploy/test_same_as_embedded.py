@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from serving.server import flags as model_server_flags
-from tests.deploy import compose_file
 from trainyard.kubelet import __main__ as kubelet_main
 from trainyard.platform.airflow_config import airflow_options
 from trainyard.platform.keys import Keys
 from trainyard.platform.ports import PREFERRED
 from trainyard.platform.services import Service, platform_services
 from trainyard.platform.settings import Settings
+
+from serving.server import flags as model_server_flags
+from tests.deploy import compose_file
 
 COMPOSE = compose_file.services()
 PORTS = dict(PREFERRED)
