@@ -38,6 +38,8 @@ def _kubelet(args: argparse.Namespace) -> ProcessKubelet:
     return ProcessKubelet(
         args.root,
         args.port,
+        host=args.host,
+        advertise=args.advertise,
         kubeconfig=args.kubeconfig,
         namespace=args.namespace,
         gpus=args.gpus,
@@ -59,10 +61,20 @@ def _label(text: str) -> tuple[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainyard.kubelet",
-        description="Serve the Kubernetes API on 127.0.0.1 and run pods as processes of this machine.",
+        description="Serve the Kubernetes API on loopback and run pods as processes of this machine.",
     )
     parser.add_argument("--root", required=True, metavar="DIR", help="its folder: objects, logs, volumes")
-    parser.add_argument("--port", type=int, default=0, help="of 127.0.0.1; 0, the default, takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="what to listen on (127.0.0.1); anything else is for a private network of containers: plain HTTP "
+        "with a token, and whoever has the token runs commands here",
+    )
+    parser.add_argument(
+        "--advertise", default="", metavar="NAME", help="what clients on that network call it by"
+    )
     parser.add_argument(
         "--kubeconfig", metavar="PATH", help="where to write how to reach it (DIR/kubeconfig)"
     )

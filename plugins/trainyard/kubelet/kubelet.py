@@ -55,7 +55,9 @@ class ProcessKubelet:
 
     Args:
         root: its folder, made if needed; a second kubelet on the same one is refused with KubeletInUse.
-        port: of 127.0.0.1; 0 takes a free one.
+        port: what it listens on; 0 takes a free one.
+        host: the address it listens on; any but loopback needs `advertise`.
+        advertise: the name that clients on other machines or in other containers call it by.
         kubeconfig: where to write how to reach it (0600); `root/kubeconfig` if not given.
         namespace: the default namespace of that kubeconfig.
         gpus: devices that pods may request as nvidia.com/gpu.
@@ -74,6 +76,8 @@ class ProcessKubelet:
         root: str | os.PathLike[str],
         port: int = 0,
         *,
+        host: str = "127.0.0.1",
+        advertise: str = "",
         kubeconfig: str | os.PathLike[str] | None = None,
         namespace: str = "default",
         gpus: int = 0,
@@ -88,13 +92,15 @@ class ProcessKubelet:
     ) -> None:
         if not 0 <= port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, got {port}")
+        if host != "127.0.0.1" and not advertise:
+            raise ValueError(f"advertise must name this kubelet for its clients when host is {host}")
         if shutdown_grace < 0:
             raise ValueError(f"shutdown_grace must not be negative, got {shutdown_grace}")
         self.root = Path(root).absolute()
         self.kubeconfig = Path(kubeconfig).absolute() if kubeconfig else self.root / "kubeconfig"
         self.namespace = namespace
         self.token = ""
-        self._port = port
+        self._port, self._host, self._advertise = port, host, advertise
         self._node_spec = NodeSpec.of_this_machine(gpus=gpus, labels=node_labels)
         self._workdir = str(Path(workdir).absolute() if workdir else Path.cwd())
         self._grace = shutdown_grace
@@ -131,7 +137,7 @@ class ProcessKubelet:
             machine = self._machine(mark, undo)
             node = Node(machine)
             node.forget_old()
-            self._server = Server(Api(machine, node), self.token, self._port)
+            self._server = Server(Api(machine, node), self.token, self._port, self._host, self._advertise)
             undo.callback(self._server.stop)
             undo.callback(self.store.close)
             undo.callback(node.shut_down, self._grace)

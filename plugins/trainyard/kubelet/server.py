@@ -1,4 +1,4 @@
-"""HTTP around the API: loopback only, a token on every request but probes, a thread a connection.
+"""HTTP around the API: loopback unless told otherwise, a token on every request but probes, a thread a connection.
 
 The standard library's threading server, not an ASGI one: pods' lives are blocking calls on threads anyway, a
 log follower or watcher that sleeps costs a sleeping thread, and leaving out uvicorn and starlette keeps the
@@ -31,16 +31,19 @@ _IDLE = 300.0  # seconds that a connection may stay silent between requests
 
 
 class Server:
-    """Listens on 127.0.0.1; `port` 0 takes a free one."""
+    """Listens on `host`; `port` 0 takes a free one. Clients elsewhere call it by the name `advertise`."""
 
-    def __init__(self, api: Api, token: str, port: int = 0) -> None:
-        self._http = _HttpServer(("127.0.0.1", port), _Handler)
+    def __init__(
+        self, api: Api, token: str, port: int = 0, host: str = "127.0.0.1", advertise: str = ""
+    ) -> None:
+        self._http = _HttpServer((host, port), _Handler)
         self._http.api = api
         self._http.token = token
         self.port: int = self._http.server_address[1]
         # A page in a browser that resolves its own name to 127.0.0.1 still sends that name.
-        self._http.hosts = (f"127.0.0.1:{self.port}", f"localhost:{self.port}")
-        self.url = f"http://127.0.0.1:{self.port}"
+        names = (*filter(None, [advertise.lower()]), "127.0.0.1", "localhost")
+        self._http.hosts = tuple(f"{name}:{self.port}" for name in names)
+        self.url = f"http://{self._http.hosts[0]}"
         self._thread = threading.Thread(target=self._http.serve_forever, name="kubelet-http", daemon=True)
 
     def start(self) -> None:
@@ -136,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise ApiError(
                 403,
                 "Forbidden",
-                f"the Host of a request must be {self.server.hosts[0]} or {self.server.hosts[1]}",
+                f"the Host of a request must be {' or '.join(self.server.hosts)}",
             )
         url = urlsplit(self.path)
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
