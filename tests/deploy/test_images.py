@@ -109,7 +109,7 @@ def test_what_is_copied_exists_and_is_let_through(path: Path) -> None:
 
 def test_the_build_context_keeps_secrets_data_and_environments_out() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
-    assert [line for line in lines if not line.startswith("#")][0] == "*"
+    assert next(line for line in lines if not line.startswith("#")) == "*"
     assert not {"!.env", "!.git", "!.venv", "!.trainyard"} & set(lines)
 
 

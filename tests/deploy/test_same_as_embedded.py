@@ -162,5 +162,7 @@ def test_the_kubelet_has_flags_that_it_knows_and_the_connection_points_at_its_ku
     theirs, ours = flags(list(embedded()["kubelet"].command)), flags(command)
     # Loopback is the container's own here, so it listens on the compose network, under its service's name.
     assert set(ours) - set(theirs) <= {"host", "advertise"}
-    assert ours["port"] == theirs["port"]
+    for name in ("port", "namespace", "preload"):
+        assert ours[name] == theirs[name], name
     assert ours["advertise"] in COMPOSE
+    assert set(theirs) <= set(ours)
