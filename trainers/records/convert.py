@@ -64,7 +64,8 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _is_whole(kind: pa.DataType) -> bool:
     small_decimal = pt.is_decimal(kind) and kind.scale == 0 and kind.precision <= _DECIMAL_DIGITS
-    return pt.is_boolean(kind) or pt.is_integer(kind) or pt.is_temporal(kind) or small_decimal
+    moment = pt.is_temporal(kind) and not pt.is_interval(kind)
+    return pt.is_boolean(kind) or pt.is_integer(kind) or moment or small_decimal
 
 
 def _value_type(kind: pa.DataType) -> str | None:

@@ -6,27 +6,26 @@ read from its start). Memory is bounded by a batch, or by a block of 8 MB of tex
 
 CSV has a header; fields are read as text and parsed by the schema, so that one bad field costs one row. Empty
 fields and NA, N/A, NULL, null and \\N mean missing, unless quoted. In both text formats, types are inferred
-from the first rows of each file; where later rows disagree, they are refused, and a schema.json given to
-`prepare` settles it.
+from the first 10,000 rows of each file: a column of which 99 % are numbers is one of numbers, and the others are
+refused. Where that is wrong, a schema.json given to `prepare` settles it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 
 from trainers.records.convert import feature_of
 from trainers.records.errors import ColumnError, SourceEmpty, SourceUnreadable
+from trainers.records.jsonl import infer_json, read_json_lines
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import Batch, Reject, SourceFile
 
@@ -35,6 +34,9 @@ __all__ = ["Table"]
 SAMPLE_ROWS = 10_000  # of each text file, from which types are inferred
 _BLOCK = 8 << 20
 _CSV_NULLS = ["", "NA", "N/A", "NULL", "null", "\\N"]
+_MOSTLY = 0.99  # of a sampled text column that must be numbers for the others to be taken for mistakes
+_INT = r"^-?[0-9]{1,18}$"
+_FLOAT = r"(?i)^-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?$|^-?(nan|inf|infinity)$"
 _ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError)
 
 
@@ -90,10 +92,14 @@ class Table:
 
     def read(self, unit: int, units: int, schema: Schema, batch_rows: int) -> Iterator[Batch]:
         """The rows of a unit, part by part; only columns of the schema."""
-        readers = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": _read_json_lines}
         for part in self._unit_parts(unit, units):
             with _reading(part.file):
-                yield from readers[self.kind](part, schema, batch_rows)
+                if self.kind == "parquet":
+                    yield from _read_parquet(part, schema, batch_rows)
+                elif self.kind == "csv":
+                    yield from _read_csv(part.file, schema, batch_rows)
+                else:
+                    yield from read_json_lines(part.file, schema, batch_rows)
 
     def _parts_of(self, file: SourceFile) -> list[Part]:
         if self.kind != "parquet":
@@ -113,7 +119,7 @@ class Table:
             elif self.kind == "csv":
                 schema = _infer_csv(file)
             else:
-                schema = _infer_json(file)
+                schema = infer_json(file)
         twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
         if twice:
             raise ColumnError(twice[0], f"is there twice in {file.path}", hint="rename one of them")
@@ -231,14 +237,20 @@ def _text_type(column: pa.ChunkedArray) -> pa.DataType:
         except pa.ArrowInvalid:
             continue
         return kind
-    return pa.string()
+    # Nearly all are numbers: then the others are bad rows, rather than the column a text.
+    shares = [
+        pc.mean(pc.match_substring_regex(values, regex).cast(pa.int8())).as_py() for regex in (_INT, _FLOAT)
+    ]
+    if max(shares) < _MOSTLY:
+        return pa.string()
+    return pa.int64() if shares[0] == max(shares) else pa.float64()
 
 
-def _read_csv(part: Part, schema: Schema, batch_rows: int) -> Iterator[Batch]:
+def _read_csv(file: SourceFile, schema: Schema, batch_rows: int) -> Iterator[Batch]:
     skipped: list[tuple[int, str]] = []
     told = 0
     good = 0  # rows that Arrow gave us so far
-    with _open_csv(part.file, skipped) as reader:
+    with _open_csv(file, skipped) as reader:
         present = [name for name in schema.names if name in reader.schema.names]
         for block in reader:
             for first, batch in _slices(block.select(present), batch_rows):
@@ -247,147 +259,16 @@ def _read_csv(part: Part, schema: Schema, batch_rows: int) -> Iterator[Batch]:
                 before = numbers - 1 - np.arange(len(numbers))
                 index = good + first + np.arange(batch.num_rows)
                 rows = index + 1 + np.searchsorted(before, index, side="right")
-                rejects = [_field_count(part, number, reason) for number, reason in skipped[told:]]
+                rejects = [_field_count(file, number, reason) for number, reason in skipped[told:]]
                 told = len(skipped)
-                yield Batch(part.file.name, rows, batch, rejects)
+                yield Batch(file.name, rows, batch, rejects)
             good += block.num_rows
         if told < len(skipped):
-            rejects = [_field_count(part, number, reason) for number, reason in skipped[told:]]
+            rejects = [_field_count(file, number, reason) for number, reason in skipped[told:]]
             yield Batch(
-                part.file.name, np.empty(0, np.int64), reader.schema.empty_table().to_batches()[0], rejects
+                file.name, np.empty(0, np.int64), reader.schema.empty_table().to_batches()[0], rejects
             )
 
 
-def _field_count(part: Part, number: int, reason: str) -> Reject:
-    return Reject(part.file.name, number - 1, "", reason)
-
-
-# ------------------------------------------------------------------------------------------------------------
-# JSON Lines
-
-
-def _arrow_type(feature: Feature) -> pa.DataType:
-    """What JSON is read as: wide numbers, so that what doesn't fit is seen and refused, not lost."""
-    kinds = {"float32": pa.float64(), "int64": pa.int64(), "string": pa.string(), "bytes": pa.string()}
-    kind = kinds[feature.type]
-    if feature.type == "int64" and feature.source == "bool":
-        kind = pa.bool_()
-    if feature.type == "int64" and feature.source.startswith("timestamp"):
-        kind = pa.timestamp("us")
-    return pa.list_(kind) if feature.shape else kind
-
-
-def _parse_json(data: bytes, schema: pa.Schema | None) -> pa.Table:
-    return pyarrow.json.read_json(
-        pa.BufferReader(data),
-        read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(data), 1)),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
-        ),
-    )
-
-
-def _lines(file: SourceFile) -> Iterator[list[bytes]]:
-    """Blocks of whole lines."""
-    with file.path.open("rb") as f:
-        while lines := f.readlines(_BLOCK):
-            yield lines
-
-
-def _infer_json(file: SourceFile) -> pa.Schema:
-    sample: list[bytes] = []
-    for lines in _lines(file):
-        sample = lines[:SAMPLE_ROWS]
-        break
-    try:
-        return _parse_json(b"".join(sample), None).schema
-    except pa.ArrowInvalid:
-        # Some line isn't like the others; let Arrow infer from those that are.
-        values = [value for value in map(_load, sample) if isinstance(value, dict)]
-        columns = dict.fromkeys(name for value in values for name in value)
-        return pa.schema([(name, _json_type([v.get(name) for v in values])) for name in columns])
-
-
-def _load(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
-def _json_type(values: list[Any]) -> pa.DataType:
-    """The type that most values of a column have."""
-    try:
-        return pa.array(values).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        present = [value for value in values if value is not None]
-        kinds = [type(value) for value in present]
-        most = max(kinds, key=kinds.count)
-        try:
-            return pa.array([value for value in present if type(value) is most]).type
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            return pa.string()
-
-
-def _read_json_lines(part: Part, schema: Schema, batch_rows: int) -> Iterator[Batch]:
-    wanted = pa.schema([(feature.name, _arrow_type(feature)) for feature in schema])
-    line = 0
-    for lines in _lines(part.file):
-        for first in range(0, len(lines), batch_rows):
-            chunk = lines[first : first + batch_rows]
-            numbers = np.arange(line + 1, line + 1 + len(chunk))
-            line += len(chunk)
-            full = np.array([bool(text.strip()) for text in chunk], bool)
-            numbers = numbers[full]
-            chunk = [text for text in chunk if text.strip()]
-            yield _json_batch(part.file.name, numbers, chunk, wanted)
-
-
-def _json_batch(file: str, numbers: np.ndarray, lines: list[bytes], wanted: pa.Schema) -> Batch:
-    if lines:
-        try:
-            table = _parse_json(b"".join(lines), wanted).select(wanted.names).combine_chunks()
-            # A line that holds two objects, or an object over two lines, would shift the numbers.
-            if table.num_rows == len(lines):
-                return Batch(file, numbers, _one_batch(table))
-        except pa.ArrowInvalid:
-            pass  # some line is bad: look at each
-    columns: dict[str, list[Any]] = {name: [] for name in wanted.names}
-    good: list[int] = []
-    rejects: list[Reject] = []
-    for number, line in zip(numbers.tolist(), lines, strict=True):
-        bad = _check_line(line, wanted)
-        if isinstance(bad, tuple):
-            rejects.append(Reject(file, number, *bad))
-            continue
-        good.append(number)
-        for name in wanted.names:
-            columns[name].append(bad[name])
-    arrays = [pa.concat_arrays([*columns[f.name], pa.array([], f.type)]) for f in wanted]
-    return Batch(file, np.array(good, np.int64), pa.RecordBatch.from_arrays(arrays, schema=wanted), rejects)
-
-
-def _check_line(line: bytes, wanted: pa.Schema) -> tuple[str, str] | dict[str, pa.Array]:
-    """One line's values, each an array of one, or the column and reason why not; as Arrow parses them."""
-    value = _load(line)
-    if value is None:
-        return "", f"is no JSON: {line[:40].decode(errors='replace').strip()!r}"
-    if not isinstance(value, dict):
-        return "", f"is {type(value).__name__}, wants an object"
-    try:
-        table = _parse_json(line, wanted)
-        return {name: table[name].combine_chunks() for name in wanted.names}
-    except pa.ArrowInvalid as e:
-        for field in wanted:
-            try:
-                one = json.dumps({field.name: value.get(field.name)}).encode()
-                _parse_json(one, pa.schema([field]))
-            except pa.ArrowInvalid:
-                text = json.dumps(value.get(field.name))[:60]
-                return field.name, f"{text} is no {field.type}"
-        return "", f"can't be read: {str(e).splitlines()[0]}"
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+def _field_count(file: SourceFile, number: int, reason: str) -> Reject:
+    return Reject(file.name, number - 1, "", reason)
