@@ -73,7 +73,7 @@ def test_every_type_has_its_place(raw, feature, values):
     ids=str,
 )
 def test_types_without_a_place_are_refused(kind):
-    with pytest.raises(ColumnError, match="column 'c' has type .* flatten it") as e:
+    with pytest.raises(ColumnError, match=r"column 'c' has type .* flatten it") as e:
         feature_of("c", kind)
     assert e.value.column == "c"
 

@@ -198,11 +198,11 @@ def test_pictures_need_class_folders_and_free_names(pictures, run, tmp_path):
     source = pictures(4)
     with pytest.raises(ColumnError, match="rename the label"):
         run(source, label="image")
-    with pytest.raises(ColumnError, match="column 'path' isn't in .* it holds image, y, key"):
+    with pytest.raises(ColumnError, match=r"column 'path' isn't in .* it holds image, y, key"):
         run(source, key="path")
     for path in source.rglob("*.png"):
         path.write_bytes(b"x")
-    with pytest.raises(SourceUnreadable, match="holds no picture that can be read: .*0/0000.png is no PNG"):
+    with pytest.raises(SourceUnreadable, match=r"holds no picture that can be read: .*0/0000.png is no PNG"):
         run(source)
     assert names(tmp_path / "out") == []
 
@@ -211,11 +211,11 @@ def test_pictures_need_class_folders_and_free_names(pictures, run, tmp_path):
 
 
 def test_missing_empty_and_mixed_sources(run, tmp_path, table):
-    with pytest.raises(SourceMissing, match="no such file or folder: .*nowhere; check the path"):
+    with pytest.raises(SourceMissing, match=r"no such file or folder: .*nowhere; check the path"):
         run(tmp_path / "nowhere")
     folder = tmp_path / "raw"
     folder.mkdir()
-    with pytest.raises(SourceEmpty, match="holds no file; put files there that end in one of .png"):
+    with pytest.raises(SourceEmpty, match=r"holds no file; put files there that end in one of .png"):
         run(folder)
     (folder / "a.txt").write_text("x")
     with pytest.raises(SourceEmpty, match=r"only files such as .*a.txt"):
@@ -467,7 +467,7 @@ def test_files_of_one_table_must_agree(run, table, tmp_path):
 
 def test_no_rows_for_training(run, tmp_path):
     pq.write_table(pa.table({"k": [1] * 3, "y": [1] * 3}), tmp_path / "a.parquet")
-    with pytest.raises(SourceEmpty, match="none of the 3 rows of .* is for training"):
+    with pytest.raises(SourceEmpty, match=r"none of the 3 rows of .* is for training"):
         run(tmp_path / "a.parquet", key="k", eval_fraction=0.95)
     pq.write_table(pa.table({"y": pa.array([], pa.int64())}), tmp_path / "a.parquet")
     with pytest.raises(SourceEmpty, match="holds no row"):
@@ -494,7 +494,7 @@ def test_a_given_schema_is_held_to(run, table, tmp_path):
         run(path, schema=given, label="color")
     schema["features"].append({"name": "z", "type": "int64"})
     given.write_text(json.dumps(schema))
-    with pytest.raises(ColumnError, match="column 'z' isn't in .* the schema requires it"):
+    with pytest.raises(ColumnError, match=r"column 'z' isn't in .* the schema requires it"):
         run(path, schema=given)
     schema["features"][-1]["presence"] = "optional"
     given.write_text(json.dumps(schema))
