@@ -47,8 +47,6 @@ def airflow_options(settings: Settings, keys: Keys, port: int) -> Options:
             "base_url": url,
             "workers": "1",
             "secret_key": keys.api_secret_key,
-            # Also how long a stopping api-server waits for open connections.
-            "worker_timeout": "30",
             "instance_name": "Trainyard",
         },
         "api_auth": {"jwt_secret": keys.jwt_secret},

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,14 +53,21 @@ class PlatformFailed(InfraError):
 class Platform:
     """One embedded platform, by its home; made without touching anything.
 
-    `home` alone gives the defaults below that folder; `settings` says everything; neither takes TRAINYARD_HOME
-    and the like from the environment.
+    `home` alone gives the defaults below that folder; `settings` says everything; without either, they are
+    those of the environment. `host` is the supervisor's command.
     """
 
-    def __init__(self, home: Path | None = None, *, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        settings: Settings | None = None,
+        host: Sequence[str] = (sys.executable, "-m", "trainyard.platform.host"),
+    ) -> None:
         if settings is None:
             settings = Settings.from_environment({} if home else None, home=home)
         self.settings = settings
+        self._host_command = host
         self._host: subprocess.Popen[bytes] | None = None
 
     @property
@@ -181,7 +188,7 @@ class Platform:
 
     def _spawn(self, *, attached: bool) -> None:
         self.settings.make_folders()
-        command = [sys.executable, "-m", "trainyard.platform.host", "--settings", self.settings.to_json()]
+        command = [*self._host_command, "--settings", self.settings.to_json()]
         with self.settings.supervisor_log.open("ab") as log:
             self._host = subprocess.Popen(
                 [*command, "--attached"] if attached else command,

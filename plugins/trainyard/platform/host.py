@@ -13,14 +13,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainyard.platform.airflow_config import airflow_options, write_airflow_config
 from trainyard.platform.keys import make_keys
 from trainyard.platform.ports import NoFreePort, choose_ports
 from trainyard.platform.processes import adopt_orphans, is_running, kill_all, tree
-from trainyard.platform.services import platform_services, platform_urls
+from trainyard.platform.services import Service, platform_services, platform_urls
 from trainyard.platform.settings import Settings
 from trainyard.platform.state import Held, hold, read_state, self_description, write_state
 from trainyard.platform.supervisor import ComponentFailed, Supervisor
@@ -30,6 +30,9 @@ __all__ = ["EXIT_FAILED", "EXIT_HELD", "Host", "end_leftovers", "main"]
 
 log = logging.getLogger(__name__)
 
+MakeServices = Callable[..., Sequence[Service]]
+"""As `platform_services`: of settings, ports and `migrate`."""
+
 EXIT_FAILED = 1
 EXIT_HELD = 3
 
@@ -37,8 +40,11 @@ EXIT_HELD = 3
 class Host:
     """One life of a platform: prepares its folders, runs its supervisor, keeps platform.json true."""
 
-    def __init__(self, settings: Settings, *, attached: bool) -> None:
+    def __init__(
+        self, settings: Settings, *, attached: bool, make_services: MakeServices = platform_services
+    ) -> None:
         self._settings = settings
+        self._make_services = make_services
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
         self._state: dict[str, Any] = {
@@ -90,7 +96,7 @@ class Host:
             "walked": {name: port.wanted for name, port in chosen.items() if port.wanted is not None},
             "urls": platform_urls(ports),
         }
-        services = platform_services(settings, ports, migrate=not self._database_is_current())
+        services = self._make_services(settings, ports, migrate=not self._database_is_current())
         self._supervisor = Supervisor(
             services, settings.logs, on_change=self._write, owns_orphans=adopt_orphans()
         )
@@ -124,7 +130,7 @@ def end_leftovers(state: Mapping[str, Any]) -> list[str]:
     return ended
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, make_services: MakeServices = platform_services) -> int:
     """Run the supervisor until it is told to stop."""
     parser = argparse.ArgumentParser(prog="trainyard.platform.host")
     parser.add_argument("--settings", required=True, help="JSON of Settings' fields")
@@ -138,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _set_on_end_of(sys.stdin.fileno(), stop)
     try:
         with hold(settings.lock_file):
-            return Host(settings, attached=arguments.attached).run(stop)
+            return Host(settings, attached=arguments.attached, make_services=make_services).run(stop)
     except Held:
         return EXIT_HELD
     except NoFreePort as error:

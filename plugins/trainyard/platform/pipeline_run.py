@@ -63,14 +63,16 @@ def start_run(client: AirflowClient, dag: Mapping[str, Any], conf: Mapping[str, 
         FormRefused: the input names a field that the form hasn't, or a value that it doesn't take.
     """
     _check_names(dag, conf)
+    # Airflow's own ids hold colons and a plus: ugly in addresses, and not to be had in names of folders.
+    run_id = f"manual__{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}"
     try:
         if due := _due_date(dag):
             try:
-                return client.trigger(dag["dag_id"], conf, logical_date=due)
+                return client.trigger(dag["dag_id"], conf, run_id=run_id, logical_date=due)
             except AirflowRefused as refused:
                 if refused.status != 409:  # the due run has been had already
                     raise
-        return client.trigger(dag["dag_id"], conf)
+        return client.trigger(dag["dag_id"], conf, run_id=run_id)
     except AirflowRefused as refused:
         if refused.status not in (400, 422):
             raise

@@ -40,6 +40,7 @@ _MARKS: Mapping[str, tuple[str, str]] = {
     "skipped": ("-", "dim"),
 }
 _UNSEEN = ("none", "removed")
+_UNTOLD = (*_UNSEEN, "scheduled", "queued", "upstream_failed")
 _PLAIN_TRAINING_SECONDS = 5.0
 
 
@@ -94,8 +95,10 @@ class PlainProgress:
         """Print what is new."""
         for task in snapshot.tasks:
             key, state = (task.task_id, task.map_index), (task.state, task.try_number)
-            if task.state in (*_UNSEEN, "scheduled", "queued") or self._states.get(key) == state:
+            if task.state in _UNTOLD or self._states.get(key) == state:
                 continue
+            if task.state == "running" and task.map_index >= 0 and not task.label:
+                continue  # a moment later it has its name
             self._states[key] = state
             took = (
                 f" in {duration(task.seconds)}"

@@ -87,12 +87,16 @@ def split_time(tasks: Iterable[TaskInstance], begin: float, end: float) -> tuple
     """Every second between `begin` and `end` under one name: the stage that was at work, or `OVERHEAD`.
 
     A stage is a task or a top-level task group. Of stages that run at the same time, the one that started
-    first has the second. Times are Unix seconds.
+    first has the second, and one that never had a second is left out. Times are Unix seconds.
     """
     spans = [
         (max(task.started, begin), min(task.ended, end), task.task_id.split(".")[0])
         for task in tasks
-        if task.started is not None and task.ended is not None and task.ended > begin and task.started < end
+        if task.state not in ("upstream_failed", "skipped", "removed")
+        and task.started is not None
+        and task.ended is not None
+        and task.ended > begin
+        and task.started < end
     ]
     spans.sort()
     seconds: dict[str, float] = {}
@@ -103,7 +107,7 @@ def split_time(tasks: Iterable[TaskInstance], begin: float, end: float) -> tuple
         seconds[name] += max(0.0, ended - max(started, reached))
         reached = max(reached, ended)
     seconds[OVERHEAD] = seconds.pop(OVERHEAD, 0.0) + max(0.0, end - reached)
-    return tuple(Stage(name, value) for name, value in seconds.items())
+    return tuple(Stage(name, value) for name, value in seconds.items() if value >= 0.05 or name == OVERHEAD)
 
 
 def make_report(platform: Platform, snapshot: Snapshot) -> Report:

@@ -136,6 +136,8 @@ def _airflow(
             needs=needs,
             url=url,
             stop_wave=1,
+            # It has answered everything within a moment; then it frees a million objects one by one.
+            grace=4.0,
         ),
         Service(
             name="scheduler",
@@ -247,7 +249,7 @@ def _mlflow(settings: Settings, ports: Mapping[str, int], shared: Mapping[str, s
         # The database is made and migrated at the first request that needs it.
         probe=http_ok(f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0", timeout=60),
         url=url,
-        stop_wave=2,
+        stop_wave=1,
     )
 
 
@@ -267,5 +269,5 @@ def _model_server(settings: Settings, ports: Mapping[str, int], shared: Mapping[
         environ=shared,
         probe=file_written(settings.model_server_ready),
         url=platform_urls(ports)["model-rest"],
-        stop_wave=2,
+        stop_wave=1,
     )

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 BACK_OFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before each restart; one more death than there are entries, within the window, and it is given up."""
 BACK_OFF_WINDOW = 600.0
-_PROBE_SECONDS = 0.1
+_PROBE_SECONDS = 0.25
+_WATCH_SECONDS = 0.2
 _TAIL_LINES = 12
 
 
@@ -107,6 +108,7 @@ class Supervisor:
         self._clock = clock
         self._sleep = sleep
         self._stopping = threading.Event()
+        self._stopped = False
         self._spawning = threading.Lock()  # between a fork and its note, a child looks like an orphan
         self._leash = Leash()
         self._failure: ComponentFailed | None = None
@@ -130,7 +132,7 @@ class Supervisor:
 
     def watch(self, stop: threading.Event) -> None:
         """Restart what dies until `stop` is set; raises ComponentFailed when one is given up."""
-        while not stop.wait(_PROBE_SECONDS * 2):
+        while not stop.wait(_WATCH_SECONDS):
             for component in self.components.values():
                 process = component.process
                 if component.state == "ready" and process and process.poll() is not None:
@@ -144,8 +146,14 @@ class Supervisor:
         self._stopping.set()
 
     def stop(self) -> None:
-        """End everything, wave by wave: SIGTERM, the service's grace, SIGKILL for its group and descendants."""
+        """End everything, wave by wave: SIGTERM, the service's grace, SIGKILL for its group and descendants.
+
+        A second call does nothing.
+        """
         self._stopping.set()
+        if self._stopped:
+            return
+        self._stopped = True
         for wave in sorted({c.service.stop_wave for c in self.components.values()}):
             threads = [
                 threading.Thread(target=self._end, args=(c,))
@@ -268,6 +276,7 @@ class Supervisor:
     def _end(self, component: Component) -> None:
         process = component.process
         assert process is not None
+        begun = self._clock()
         descendants = tree(process.pid)[1:]
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -283,6 +292,7 @@ class Supervisor:
         process.wait()
         kill_all(descendants, grace=2.0)
         self._leash.forget(process.pid)
+        log.info("%s ended in %.1f s", component.service.title, self._clock() - begun)
         if component.state != "failed":
             self._change(component, "stopped")
 
