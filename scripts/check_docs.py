@@ -13,6 +13,7 @@ import doctest
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def _python_faults(fence: Fence) -> Iterator[str]:
             yield "".join(told).strip()
         return
     try:
-        compile(fence.text, "example", "exec", dont_inherit=True)
+        compile(textwrap.dedent(fence.text), "example", "exec", dont_inherit=True)
     except SyntaxError as error:
         yield f"the block does not compile: {error}"
 
