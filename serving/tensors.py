@@ -11,9 +11,19 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "STRING", "TensorError", "datatype_of", "dtype_name", "from_proto", "to_proto"]
+__all__ = [
+    "DTYPES",
+    "STRING",
+    "TensorError",
+    "datatype_of",
+    "dtype_name",
+    "from_proto",
+    "numpy_dtype",
+    "to_proto",
+]
 
 STRING = 7  # DT_STRING
+MAX_RANK = 64  # of NumPy; TensorFlow could do more, models do not
 _BFLOAT16 = 14
 _COMPLEX = {8: "scomplex_val", 18: "dcomplex_val"}
 _HALVES = (_BFLOAT16, 19)
@@ -56,7 +66,8 @@ class TensorError(ValueError):
     """A tensor message can't be an array: unknown type, impossible shape, or too few bytes."""
 
 
-def _dtype(enum: int) -> np.dtype[Any]:
+def numpy_dtype(enum: int) -> np.dtype[Any]:
+    """The NumPy type of a DataType value; raises TensorError where there is none."""
     known = DTYPES.get(enum)
     if known is None and enum == _BFLOAT16:
         import ml_dtypes  # comes with TensorFlow; imported only for models that speak bfloat16
@@ -81,7 +92,7 @@ def datatype_of(dtype: np.dtype[Any]) -> int:
         return STRING
     enum = _ENUMS.get(dtype.newbyteorder("="))
     if enum is None and dtype.name == "bfloat16":
-        _dtype(_BFLOAT16)
+        numpy_dtype(_BFLOAT16)
         enum = _BFLOAT16
     if enum is None:
         raise TensorError(f"arrays of {dtype} can't be sent as a tensor")
@@ -94,10 +105,12 @@ def from_proto(proto: Any, *, max_bytes: int | None = None) -> np.ndarray:
     Fewer typed values than the shape has room for repeat the last one, as in TensorFlow; `max_bytes` bounds
     the array that this may grow into. Raises TensorError on anything that is not one whole tensor.
     """
-    dtype = _dtype(proto.dtype)
+    dtype = numpy_dtype(proto.dtype)
     if proto.tensor_shape.unknown_rank:
         raise TensorError("the shape must be known, got unknown rank")
     shape = [dim.size for dim in proto.tensor_shape.dim]
+    if len(shape) > MAX_RANK:
+        raise TensorError(f"{len(shape)} dimensions are too many, {MAX_RANK} are possible")
     if any(size < 0 for size in shape):
         raise TensorError(f"dimensions must be 0 or more, got {shape}")
     count = math.prod(shape)
@@ -134,10 +147,12 @@ def _values(proto: Any, dtype: np.dtype[Any]) -> np.ndarray:
         if parts.size % 2:
             raise TensorError("complex values must come in pairs")
         return parts.view(dtype)
-    try:
-        return np.array(getattr(proto, _FIELDS[proto.dtype]), dtype)
-    except OverflowError as e:
-        raise TensorError(f"a value is out of the range of {dtype.name}") from e
+    values = np.array(getattr(proto, _FIELDS[proto.dtype]))
+    if values.size and _FIELDS[proto.dtype] == "int_val" and dtype.itemsize < 4:
+        limits = np.iinfo(dtype)  # int_val holds int32: what does not fit must not wrap around in silence
+        if values.min() < limits.min or values.max() > limits.max:
+            raise TensorError(f"a value is out of the range of {dtype.name}")
+    return values.astype(dtype)
 
 
 def to_proto(value: Any, proto: Any, *, as_content: bool = True) -> None:

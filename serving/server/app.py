@@ -61,6 +61,7 @@ class ModelServer:
                 ) from e
         self._background = threading.Thread(target=self._load_models, name="start", daemon=True)
         self._started_at = time.monotonic()
+        self._up = threading.Event()
         self._stopped = threading.Event()
         self._failure: BaseException | None = None
 
@@ -80,10 +81,10 @@ class ModelServer:
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """True once the models are served; raises what kept TensorFlow from loading."""
-        ready = self.manager.ready.wait(timeout_s)
+        up = self._up.wait(timeout_s)
         if self._failure is not None:
             raise self._failure
-        return ready and self.health.serving
+        return up and self.health.serving
 
     def _load_models(self) -> None:
         try:
@@ -91,14 +92,15 @@ class ModelServer:
             self.manager.start()
         except BaseException as e:  # noqa: BLE001  # raised again by wait_ready, and ends run()
             self._failure = e
-            self.manager.ready.set()
             self._stopped.set()
+            self._up.set()
             return
         self.health.serving = not self._stopped.is_set()
         log.info("serving after %.2f s", time.monotonic() - self._started_at)
         if self.options.ready_file and self.health.serving:
             ready = {"grpc": self.port, "rest": self.rest_port, "pid": os.getpid()}
             write_atomic(self.options.ready_file, json.dumps(ready).encode())
+        self._up.set()
 
     def _load(self, name: str, version: int, path: Path) -> Servable:
         servable = Servable(name, version, path, load_runtime(), self.options)

@@ -45,7 +45,7 @@ class _Version:
     code: Code = Code.OK
     message: str = ""
     servable: Servable | None = None
-    identity: tuple[int, int, int] | None = None
+    identity: tuple[int, ...] | None = None
 
     @property
     def settled(self) -> bool:
@@ -252,7 +252,7 @@ class ModelManager:
             if version is None or (version.state == END and self._may_load(version, path)):
                 version = versions[number] = _Version(path)
             if version.state == START and version.identity is None:
-                version.identity = (0, 0, 0)  # taken: a load is queued
+                version.identity = ()  # taken: a load is queued
                 self._loads.submit(self._load, name, number, version)
         available = {n for n, v in versions.items() if v.state == AVAILABLE}
         if not wanted or available & set(wanted):
@@ -374,7 +374,7 @@ class ModelManager:
 _NOTHING = _Serving()
 
 
-def _identity_or_none(path: Path) -> tuple[int, int, int] | None:
+def _identity_or_none(path: Path) -> tuple[int, ...] | None:
     try:
         return identity(path)
     except OSError:

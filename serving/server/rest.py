@@ -47,6 +47,7 @@ _CALL = re.compile(
 _READ = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
 _MAX_INT64 = (1 << 63) - 1
 _JSON = b"application/json"
+_PATIENCE = 8
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -90,17 +91,24 @@ class RestApp:
             self._free += 1
 
     async def _body(self, receive: Receive) -> bytes | None:
-        parts, size = [], 0
+        """The request's body, None where it is over the limit."""
+        parts: list[bytes] = []
+        size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return b""
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._max_bytes:
-                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= self._max_bytes:
+                parts.append(chunk)
+            else:
+                parts.clear()
+                # Read on for a while without keeping it: a client that is cut off never sees the answer.
+                if size > _PATIENCE * self._max_bytes:
+                    return None
             if not message.get("more_body"):
-                return b"".join(parts)
+                return b"".join(parts) if size <= self._max_bytes else None
 
     def respond(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Status and JSON body of one request; never raises."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -29,7 +29,10 @@ __all__ = [
 ]
 
 _decode = msgspec.json.Decoder().decode
+_FLOAT32 = 1
 _EXACT_FLOAT32 = (1 << 24) - 1
+# Kinds of NumPy arrays that JSON values may make, by the kind of the tensor they are for.
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def _invalid(message: str) -> Refused:
@@ -182,9 +185,11 @@ def _bytes(value: dict[str, str]) -> bytes:
 
 def _numbers(value: Any, enum: int) -> np.ndarray:
     name = tensors.dtype_name(enum)
-    dtype = tensors.DTYPES.get(enum)
-    if dtype is None or dtype.kind == "c":
-        raise Refused(Code.UNIMPLEMENTED, f"Conversion of JSON Value: {_show(value)} to type: {name}")
+    try:
+        dtype = tensors.numpy_dtype(enum)
+        kinds = _KINDS["f" if dtype.name == "bfloat16" else dtype.kind]
+    except (tensors.TensorError, KeyError) as e:
+        raise Refused(Code.UNIMPLEMENTED, f"Conversion of JSON Value: {_show(value)} to type: {name}") from e
     try:
         raw = np.array(value)
     except (ValueError, OverflowError) as e:
@@ -192,11 +197,10 @@ def _numbers(value: Any, enum: int) -> np.ndarray:
         raise _invalid(f"JSON Value: {_show(value)} is not of expected type: {name}") from e
     if raw.size == 0:
         return raw.astype(dtype)
-    allowed = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
-    if raw.dtype.kind not in allowed or (dtype.kind != "b" and _has_bool(value)):
+    if raw.dtype.kind not in kinds or (kinds != "b" and _has_bool(value)):
         _shape(value)
-        raise _type_error(_odd_one(value, dtype.kind), name)
-    if raw.dtype.kind in "iu" and dtype.kind == "f" and enum == 1 and np.abs(raw).max() > _EXACT_FLOAT32:
+        raise _type_error(next(_misfits(value, kinds), value), name)
+    if raw.dtype.kind in "iu" and enum == _FLOAT32 and np.abs(raw).max() > _EXACT_FLOAT32:
         raise _invalid(f"Cannot convert JSON value: {raw.max()} to float without loss of precision.")
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -204,7 +208,7 @@ def _numbers(value: Any, enum: int) -> np.ndarray:
             raise _invalid(f"JSON Value: {_show(value)} is out of the range of type: {name}")
     with np.errstate(over="ignore"):
         array = raw.astype(dtype)
-    if dtype.kind == "f" and raw.dtype.kind == "f" and np.isinf(array).sum() != np.isinf(raw).sum():
+    if raw.dtype.kind == "f" and np.isinf(array).sum() != np.isinf(raw).sum():
         raise _invalid(f"Cannot convert JSON value: {_show(value)} to {name} without loss of precision.")
     return array
 
@@ -225,6 +229,10 @@ def _shape(value: Any) -> tuple[int, ...]:
     while isinstance(first, list):
         shape.append(len(first))
         first = first[0] if first else None
+    if len(shape) > tensors.MAX_RANK:
+        raise _invalid(
+            f"JSON value is nested too deeply: {len(shape)} levels, {tensors.MAX_RANK} are possible"
+        )
     _check_level(value, shape, 0)
     return tuple(shape)
 
@@ -247,17 +255,13 @@ def _check_level(value: Any, shape: list[int], level: int) -> None:
         _check_level(item, shape, level + 1)
 
 
-def _odd_one(value: Any, kind: str) -> Any:
-    """The first value that is not of the wanted kind, for the message."""
+def _misfits(value: Any, kinds: str) -> Iterator[Any]:
+    """Values that are not of the wanted kind, for the message."""
     if isinstance(value, list):
         for item in value:
-            odd = _odd_one(item, kind)
-            if odd is not None:
-                return odd
-        return None
-    wanted = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}[kind]
-    fits = isinstance(value, wanted) and (kind == "b" or not isinstance(value, bool))
-    return None if fits else ("null" if value is None else value)
+            yield from _misfits(item, kinds)
+    elif type(value) not in {"b": (bool,), "iu": (int,), "iuf": (int, float)}[kinds]:
+        yield value
 
 
 def _type_error(value: Any, wanted: str) -> Refused:

@@ -73,11 +73,18 @@ def wanted_versions(model: Any, found: dict[int, Path]) -> dict[int, Path]:
     return {version: found[version] for version in picked}
 
 
-def identity(path: Path) -> tuple[int, int, int]:
-    """Tells a version folder that was replaced from the one that failed to load."""
-    folder = path.stat()
-    try:
-        graph = (path / "saved_model.pb").stat().st_mtime_ns
-    except OSError:
-        graph = 0
-    return folder.st_ino, folder.st_mtime_ns, graph
+def identity(path: Path) -> tuple[int, ...]:
+    """Tells a version folder that was replaced or repaired from the one that failed to load.
+
+    By inode and change time, since copies carry the modification times of their source.
+    """
+    marks: list[int] = []
+    for part in (path, path / "variables", path / "saved_model.pb"):
+        try:
+            stat = part.stat()
+        except FileNotFoundError:
+            if part is path:
+                raise
+            continue
+        marks += (stat.st_ino, stat.st_ctime_ns)
+    return tuple(marks)
