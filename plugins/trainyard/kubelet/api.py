@@ -283,7 +283,7 @@ def _fixed(parts: list[str]) -> Answer | Stream | None:
         return Stream(iter([b"ok"]), "text/plain")
     fixed: dict[tuple[str, ...], Any] = {
         ("version",): version_info(),
-        ("api",): {"kind": "APIVersions", "versions": ["v1"]},
+        ("api",): {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []},
         ("apis",): {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
         ("api", "v1"): discovery(),
     }

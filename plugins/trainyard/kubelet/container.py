@@ -18,7 +18,7 @@ import psutil
 from trainyard.kubelet import logs
 from trainyard.kubelet.clock import timestamp
 from trainyard.kubelet.machine import Machine
-from trainyard.kubelet.processes import MARK, ProcessHandle, end_all, signal_group
+from trainyard.kubelet.processes import MARK, ProcessHandle, end_all, find, signal_group
 from trainyard.kubelet.quantity import format_bytes, parse_quantity
 
 __all__ = ["ContainerRun", "StartError"]
@@ -54,6 +54,7 @@ class ContainerRun:
         self._handle: ProcessHandle | None = None
         self._pipe = -1
         self._used = 0  # bytes held when the memory limit was passed
+        self._known: list[psutil.Process] = []
         self._killing = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         self.message_path.touch()
@@ -109,12 +110,14 @@ class ContainerRun:
 
     def terminate(self) -> None:
         """Ask it to leave: SIGTERM to the process group, so that a shell's children hear it too."""
+        # While its first process lives, all others can be found by descent.
+        self._known = find(self.mark, self.pid)
         signal_group(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL everything that belongs to it."""
         with self._killing:
-            end_all(self.mark, self.pid)
+            end_all(self.mark, self.pid, also=self._known)
 
     def collect(self, code: int) -> dict[str, Any]:
         """After its end: end what it left behind, finish its log, and give the `terminated` state."""

@@ -16,7 +16,7 @@ from trainyard.kubelet.store import Change, Store
 
 __all__ = ["page", "watch"]
 
-_HEARTBEAT = 5.0  # seconds of silence after which a watch says b"", so that a client that left is noticed
+_HEARTBEAT = 2.0  # seconds of silence after which a watch says b"", so that a client that left is noticed
 _LONGEST_WATCH = 3600.0
 
 

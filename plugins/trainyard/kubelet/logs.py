@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 STAMP = 30
 MAX_LINE = 16 * 1024  # as containerd cuts lines
 _CHUNK = 64 * 1024
-_HEARTBEAT = 5.0  # seconds after which a silent follower gets b"", so that the server can see whether it left
+_HEARTBEAT = 2.0  # seconds after which a silent follower gets b"", so that the server can see whether it left
 
 
 class LogFile:

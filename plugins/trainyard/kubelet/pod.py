@@ -304,7 +304,9 @@ class PodWorker:
                 until = min(until, time.monotonic() + message.grace)
             else:
                 self._collect(message)
-                self._publish(over=False)
+                if any(state.running for state in states.values()):
+                    self._publish()
+        # Phase and reason in one change: who waits for the phase wants to read the reason.
         self._publish(ending, over=True)
 
     def _publish(self, ending: Ending | None = None, *, over: bool = False) -> None:

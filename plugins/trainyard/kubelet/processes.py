@@ -2,7 +2,8 @@
 
 Every process of a container carries `TRAINYARD_CONTAINER_ID` in its environment, which children inherit
 whatever session or parent they flee to. So they are found again by that mark, by their session and by descent,
-and a process id that was given to somebody else meanwhile is never hit.
+and a process id that was given to somebody else meanwhile is never hit. Out of reach is only a process that
+dropped its environment, left its session and lost its parent before anybody asked the container to end.
 """
 
 from __future__ import annotations
@@ -122,14 +123,16 @@ def _belongs(process: psutil.Process, mark: str, leader: int | None) -> bool:
     return value == mark or value.startswith(f"{mark}/")
 
 
-def end_all(mark: str, leader: int | None = None, *, patience: float = 5.0) -> int:
-    """SIGKILL all processes of `find`, again and again until there is none; how many there were.
+def end_all(
+    mark: str, leader: int | None = None, *, also: Sequence[psutil.Process] = (), patience: float = 5.0
+) -> int:
+    """SIGKILL all processes of `find` and those of `also`, until there is none; how many there were.
 
     Only a process in an uninterruptible wait can be left after `patience` seconds.
     """
     ended: set[int] = set()
     deadline = time.monotonic() + patience
-    while found := find(mark, leader):
+    while found := [*find(mark, leader), *(process for process in also if _lives(process))]:
         for process in found:
             ended.add(process.pid)
             with contextlib.suppress(*_GONE):
@@ -138,6 +141,13 @@ def end_all(mark: str, leader: int | None = None, *, patience: float = 5.0) -> i
             break
         psutil.wait_procs(found, timeout=0.1)
     return len(ended)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except _GONE:
+        return False
 
 
 class Guardian:
