@@ -1,11 +1,11 @@
-"""Keep TensorFlow's servers on the loopback interface.
+"""Keeps TensorFlow's gRPC server on the loopback interface.
 
-`tf.distribute.Server` (and the server that ParameterServerStrategy and MultiWorkerMirroredStrategy start in
-the process) binds every interface, whatever host the ClusterSpec names, and speaks a protocol without
-authentication: on a machine without a cluster that would hand the machine to its network. TensorFlow has no
-setting for it, so the `bind` that its shared libraries call is replaced in their procedure linkage table by
-one that turns the wildcard address into 127.0.0.1. On a cluster, where peers are on other machines, nothing is
-replaced: there a NetworkPolicy keeps strangers out.
+TensorFlow's server (tf.distribute.Server, and the one that ParameterServerStrategy and
+MultiWorkerMirroredStrategy start in the process) binds every interface, whatever host its ClusterSpec names, and
+has no authentication: whoever reaches the port runs code. On a cluster a NetworkPolicy stands before it; on a
+machine of one's own nothing does, and TensorFlow has no setting for it. So the `bind` that its shared libraries
+call is replaced in their procedure linkage table by one that turns "any address" into loopback. Nothing outside
+these libraries is touched.
 
 Source of the layout: System V ABI, chapter 5 (dynamic linking); `dl_iterate_phdr(3)`.
 """
@@ -14,26 +14,45 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
+import logging
 import mmap
+import os
 import platform
 import socket
+import struct
 import sys
+from pathlib import Path
 
 import numpy as np
 
-__all__ = ["LoopbackUnavailable", "bind_loopback_only", "is_loopback"]
+from trainers.job.errors import ConfigError
+
+__all__ = ["UnprotectedServer", "bind_loopback_only", "check_listeners", "is_loopback", "listeners"]
+
+log = logging.getLogger(__name__)
+
+# Set to 1 where the machine's network is known to be safe and its listeners can't be kept on loopback.
+ENV_ALLOW_OPEN = "TRAINYARD_ALLOW_OPEN_SERVER"
 
 _LIBRARIES = ("libtensorflow_framework.so", "libtensorflow_cc.so")
 _JUMP_SLOT = {"x86_64": 7, "aarch64": 1026}  # R_X86_64_JUMP_SLOT, R_AARCH64_JUMP_SLOT
 _PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_JMPREL = 2, 5, 6, 10, 23
-_PROT = mmap.PROT_READ | mmap.PROT_WRITE
+_TCP_LISTEN = "0A"
+
+_V4_LOOPBACK = ipaddress.ip_address("127.0.0.1").packed
+_V6_LOOPBACK = ipaddress.ip_address("::1").packed
+_V4_IN_V6 = ipaddress.ip_address("::ffff:127.0.0.1").packed  # a dual-stack socket that answers 127.0.0.1
+_V6_ANY = (bytes(16), ipaddress.ip_address("::ffff:0.0.0.0").packed)
 
 _Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True)
+_installed: list[object] = []  # the native callback must live as long as the process
 
 
-class LoopbackUnavailable(OSError):
-    """TensorFlow's listeners could not be kept on loopback on this system; the message says why."""
+class UnprotectedServer(ConfigError):
+    """TensorFlow's server would listen beyond loopback; the message says why it can't be kept from it."""
+
+    code = "runtime.unprotected_server"
 
 
 class _Phdr(ctypes.Structure):
@@ -63,12 +82,58 @@ _SYM = np.dtype([("name", "<u4"), ("rest", "V20")])
 
 
 def is_loopback(address: str) -> bool:
-    """Whether "host:port" names this machine's loopback interface."""
+    """Whether "host:port" names this machine's loopback: 127.0.0.0/8, [::1] or localhost."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def bind_loopback_only(address: str) -> bool:
+    """Keep the servers that TensorFlow starts in this process from now on, on loopback.
+
+    `address` is the replica's own "host:port"; when it is no loopback address nothing is done. Call it after
+    TensorFlow is imported and before its first server or strategy; again is harmless. Returns whether servers
+    are kept on loopback. Raises UnprotectedServer where that is not known how (not Linux on x86-64 or AArch64),
+    unless TRAINYARD_ALLOW_OPEN_SERVER=1 takes the risk, which is logged as a warning.
+    """
+    if not is_loopback(address):
+        return False
+    if _installed:
+        return True
+    try:
+        _install(v6=address.startswith("["))
+    except UnprotectedServer as e:
+        if os.environ.get(ENV_ALLOW_OPEN) != "1":
+            raise
+        log.warning("%s; going on, as %s=1 says", e.message, ENV_ALLOW_OPEN)
+        return False
+    return True
+
+
+def _install(*, v6: bool) -> None:
+    hint = f"train with strategy local, on Linux or on Kubernetes; {ENV_ALLOW_OPEN}=1 takes the risk"
+    unsafe = "TensorFlow's server, which has no authentication, can't be kept on loopback: "
+    jump_slot = _JUMP_SLOT.get(platform.machine())
+    if not sys.platform.startswith("linux") or jump_slot is None:
+        raise UnprotectedServer(f"{unsafe}not known how on {sys.platform} {platform.machine()}", hint=hint)
+    slots = [slot for base, dynamic in _loaded_tensorflow() for slot in _bind_slots(base, dynamic, jump_slot)]
+    if not slots:
+        raise UnprotectedServer(f"{unsafe}found no call of bind in its libraries", hint=hint)
+    replacement = _make_bind(v6=v6)
+    target = ctypes.cast(replacement, ctypes.c_void_p).value
+    assert target is not None
+    libc = ctypes.CDLL(None, use_errno=True)
+    for slot in slots:
+        page = slot & ~(mmap.PAGESIZE - 1)
+        # Libraries linked with full RELRO keep their table read-only.
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), protection):
+            why = os.strerror(ctypes.get_errno())
+            raise UnprotectedServer(f"{unsafe}mprotect: {why}", hint=hint)
+        ctypes.c_uint64.from_address(slot).value = target
+    _installed.append(replacement)
 
 
 def _loaded_tensorflow() -> list[tuple[int, int]]:
@@ -115,51 +180,65 @@ def _memory(address: int, size: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * size).from_address(address)
 
 
-def _make_bind() -> ctypes._FuncPointer:
+def loopback_of(data: bytes, *, v6: bool = False) -> bytes:
+    """A socket address in which "any" has become loopback; all others stay as they are."""
+    (family,) = struct.unpack_from("=H", data)
+    if family == socket.AF_INET and data[4:8] == bytes(4):
+        return data[:4] + _V4_LOOPBACK + data[8:]
+    if family == socket.AF_INET6 and data[8:24] in _V6_ANY:
+        # gRPC listens on a dual-stack socket; the IPv4-mapped loopback takes IPv4 connections on it.
+        return data[:8] + (_V6_LOOPBACK if v6 else _V4_IN_V6) + data[24:]
+    return data
+
+
+def _make_bind(*, v6: bool) -> ctypes._FuncPointer:
     real = ctypes.CDLL(None, use_errno=True).bind
     real.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32]
 
-    def bind(fd: int, address: int, length: int) -> int:
-        family = ctypes.c_uint16.from_address(address).value
-        if family == socket.AF_INET and length >= 8:
-            host = ctypes.c_char * 4
-            if ctypes.string_at(address + 4, 4) == bytes(4):
-                host.from_address(address + 4).raw = bytes([127, 0, 0, 1])
-        elif family == socket.AF_INET6 and length >= 24 and ctypes.string_at(address + 8, 16) == bytes(16):
-            # gRPC listens on a dual-stack socket; the IPv4-mapped loopback takes IPv4 connections on it.
-            mapped = bytes(10) + b"\xff\xff" + bytes([127, 0, 0, 1])
-            (ctypes.c_char * 16).from_address(address + 8).raw = mapped
-        return int(real(fd, address, length))
+    def bind(fd: int, address: int | None, length: int) -> int:
+        if not address or length < 16:  # shorter than any address of the two families
+            return int(real(fd, address, length))
+        data = ctypes.create_string_buffer(loopback_of(ctypes.string_at(address, length), v6=v6), length)
+        return int(real(fd, ctypes.addressof(data), length))
 
     return _Bind(bind)
 
 
-_installed: list[object] = []  # the native callback must live as long as the process
+def listeners(pid: int | str = "self") -> list[tuple[str, int]]:
+    """The addresses and ports that a process of this machine listens on over TCP; [] where /proc isn't."""
+    if not Path(f"/proc/{pid}/net/tcp").exists():
+        return []
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            parts = line.split()
+            if parts[3] != _TCP_LISTEN or parts[9] not in inodes:
+                continue
+            host, port = parts[1].split(":")
+            words = (int(host[i : i + 8], 16) for i in range(0, len(host), 8))
+            found.append(
+                (str(ipaddress.ip_address(b"".join(struct.pack("=I", w) for w in words))), int(port, 16))
+            )
+    return found
 
 
-def bind_loopback_only() -> int:
-    """From now on, let TensorFlow's listeners in this process bind 127.0.0.1 instead of every interface.
-
-    Call after `import tensorflow` and before the first server or strategy. Returns how many table entries were
-    replaced; calling it again replaces none. Raises LoopbackUnavailable where it can't be done.
-    """
-    if _installed:
-        return 0
-    jump_slot = _JUMP_SLOT.get(platform.machine())
-    if not sys.platform.startswith("linux") or jump_slot is None:
-        raise LoopbackUnavailable(f"not known how on {sys.platform} {platform.machine()}")
-    replacement = _make_bind()
-    target = ctypes.cast(replacement, ctypes.c_void_p).value
-    assert target is not None
-    slots = [slot for base, dynamic in _loaded_tensorflow() for slot in _bind_slots(base, dynamic, jump_slot)]
-    if not slots:
-        raise LoopbackUnavailable("found no call of bind in TensorFlow's libraries; is tensorflow imported?")
-    libc = ctypes.CDLL(None, use_errno=True)
-    for slot in slots:
-        page = slot & ~(mmap.PAGESIZE - 1)
-        # Libraries linked with full RELRO keep their table read-only.
-        if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(2 * mmap.PAGESIZE), _PROT):
-            raise LoopbackUnavailable(f"mprotect failed with errno {ctypes.get_errno()}")
-        ctypes.c_uint64.from_address(slot).value = target
-    _installed.append(replacement)
-    return len(slots)
+def check_listeners(address: str) -> None:
+    """Raise UnprotectedServer if this replica belongs on loopback and this process listens beyond it."""
+    if not is_loopback(address) or os.environ.get(ENV_ALLOW_OPEN) == "1":
+        return
+    for host, port in listeners():
+        ip = ipaddress.ip_address(host)
+        mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+        if not (mapped or ip).is_loopback:
+            raise UnprotectedServer(
+                f"this process listens on {host} port {port}, beyond loopback",
+                hint=f"{ENV_ALLOW_OPEN}=1 takes the risk",
+            )

@@ -1,0 +1,141 @@
+"""Checkpoints of a job: written whole or not at all, three kept, the newest readable one restored.
+
+A checkpoint holds the model, the optimizer with its slots and iterations, and the job's own step. TensorFlow
+writes tensors to temporary files, renames them, and names them in the file `checkpoint` last; should the newest
+be broken all the same (a disk that lost writes), the one before is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainers.job.errors import ConfigError, UserError
+
+__all__ = ["Checkpoints", "NotFinite", "StaleCheckpoint", "checkpoint_folder", "restore_newest"]
+
+log = logging.getLogger(__name__)
+
+KEEP = 3
+_NAME = "step"
+
+
+class NotFinite(UserError):
+    """Training has gone to NaN or infinity."""
+
+    code = "runtime.not_finite"
+
+
+class StaleCheckpoint(ConfigError):
+    """A checkpoint is of another model than the one that the trainer module builds."""
+
+    code = "runtime.stale_checkpoint"
+
+
+def checkpoint_folder(job_folder: Path | str) -> Path:
+    """Where a job's checkpoints are."""
+    return Path(job_folder) / "checkpoints"
+
+
+def restore_newest(
+    checkpoint: Any, folder: Path | str, *, options: Any = None, partial: bool = False
+) -> str | None:
+    """Restore the newest readable checkpoint in `folder` into a tf.train.Checkpoint; its path, or None.
+
+    Broken ones are passed over with a warning. `partial` takes what the objects need and leaves the rest. Raises
+    StaleCheckpoint when a checkpoint lacks variables that the objects have, or has them in other shapes.
+    """
+    import tensorflow as tf
+
+    state = tf.train.get_checkpoint_state(str(folder))
+    for path in reversed(list(state.all_model_checkpoint_paths) if state else []):
+        try:
+            status = checkpoint.restore(path, options=options)
+            status.assert_existing_objects_matched()
+        except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as e:
+            log.warning("checkpoint %s is broken, taking the one before: %s", path, e.message)
+            continue
+        except (AssertionError, ValueError) as e:
+            raise StaleCheckpoint(
+                f"checkpoint {path} does not fit the model: {str(e).splitlines()[0]}",
+                hint="build_model or its hyperparameters changed; train under another job name or folder",
+            ) from e
+        if partial:
+            status.expect_partial()
+        return str(path)
+    return None
+
+
+class Checkpoints:
+    """Saves and restores one training run; only the chief writes.
+
+    `io_device` is the device whose disk is used: the chief's own, so that parameter servers need no storage.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        model: Any,
+        optimizer: Any,
+        *,
+        io_device: str | None = None,
+        keep: int = KEEP,
+    ) -> None:
+        import tensorflow as tf
+
+        self._model = model
+        with tf.device("CPU:0"):
+            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="job_step")
+        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step)
+        self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint, str(checkpoint_folder(folder)), max_to_keep=keep, checkpoint_name=_NAME
+        )
+        self.last: int | None = None
+
+    def restore(self) -> int:
+        """Restore the newest readable checkpoint; the number of finished steps, 0 when there is none."""
+        path = restore_newest(self._checkpoint, self._manager.directory, options=self._options)
+        if path is None:
+            return 0
+        self.last = int(self._step.numpy())
+        log.info("restored step %s from %s", self.last, path)
+        return self.last
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint of `step` finished steps.
+
+        Raises NotFinite, and writes nothing, when a weight is not finite: the last good checkpoint stays.
+        """
+        bad = [name for name, fine in _finite(self._model.trainable_variables) if not fine]
+        if bad:
+            raise not_finite("weights", step, f" ({', '.join(bad[:3])})")
+        self._step.assign(step)
+        self._manager.save(checkpoint_number=step, options=self._options)
+        self.last = step
+
+
+def not_finite(what: str, step: int, where: str = "") -> NotFinite:
+    """The error for a loss or weights that are NaN or infinite at a step."""
+    return NotFinite(
+        f"{what} became NaN or infinite by step {step}{where}",
+        hint="lower the learning rate, clip gradients, or look for bad values in the data; "
+        "the last good checkpoint is kept",
+    )
+
+
+def _finite(variables: Iterable[Any]) -> Iterator[tuple[str, bool]]:
+    """Whether each floating variable is finite, worked out where it lives."""
+    import tensorflow as tf
+
+    for variable in variables:
+        value = getattr(variable, "value", variable)
+        value = value if isinstance(value, tf.Variable) or hasattr(value, "variables") else variable
+        for part in getattr(value, "variables", [value]):
+            if not part.dtype.is_floating:
+                continue
+            with tf.device(part.device):
+                fine = tf.reduce_all(tf.math.is_finite(part))
+            yield getattr(variable, "path", part.name), bool(fine)

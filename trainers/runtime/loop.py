@@ -1,0 +1,234 @@
+"""The training loops: ours, because Keras 3's `fit` runs neither on parameter servers nor on all-reduce workers.
+
+In-graph strategies (local, mirrored, multi_worker) call one function for K steps. On parameter servers a
+coordinator hands K steps at a time to whichever worker is free. Both finish exactly the asked number of steps;
+logging and heartbeats are on threads of their own, checkpoints between calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainers.job.errors import TrainyardError
+from trainers.job.failures import FailureClass
+from trainers.runtime.checkpoints import Checkpoints, not_finite
+from trainers.runtime.heartbeat import Progress
+from trainers.runtime.steps import StepSize
+from trainers.runtime.strategies import SetUp
+
+__all__ = ["CheckpointEvery", "LeftEarly", "Loop", "train_in_graph", "train_on_servers"]
+
+log = logging.getLogger(__name__)
+
+_LANES = 2  # closures in flight a worker: one runs while the next one is on its way
+
+
+class LeftEarly(TrainyardError):
+    """The replica was asked to leave, and has saved a checkpoint."""
+
+    code = "runtime.preempted"
+    failure_class = FailureClass.PREEMPTED
+
+
+class CheckpointEvery:
+    """When the next checkpoint is due: after a number of steps, or else of seconds."""
+
+    def __init__(
+        self,
+        steps: int | None,
+        *,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steps = steps
+        self._seconds = seconds
+        self._clock = clock
+        self._last_step = 0
+        self._last_time = clock()
+
+    def saved(self, step: int) -> None:
+        """Note a checkpoint at `step`."""
+        self._last_step, self._last_time = step, self._clock()
+
+    def due(self, step: int) -> bool:
+        """Whether to write one now."""
+        if self._steps is not None:
+            return step - self._last_step >= self._steps
+        return self._clock() - self._last_time >= self._seconds
+
+    @property
+    def most(self) -> int:
+        """The steps between two; very many when they are due by time."""
+        return self._steps or 1 << 30
+
+    def room(self, step: int) -> int:
+        """Steps until the next one is due; very many when it is due by time."""
+        return max(1, self._last_step + self._steps - step) if self._steps is not None else 1 << 30
+
+
+@dataclasses.dataclass
+class Loop:
+    """What both loops work with.
+
+    `run` is `steps.make_run`'s; `save` is None where another replica writes the checkpoints; `stop` asks to save
+    and leave; `save_now` asks for a checkpoint; `started` is called after the first finished call.
+    """
+
+    run: Any
+    target: int
+    progress: Progress
+    every: CheckpointEvery
+    checkpoints: Checkpoints | None
+    stop: threading.Event
+    save_now: threading.Event
+    started: Callable[[], None]
+    checkpoint_seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint, if this replica writes them, and take the time."""
+        if self.checkpoints is None or self.checkpoints.last == step:
+            return
+        began = self.clock()
+        self.progress.enter("saving")
+        self.checkpoints.save(step)
+        self.progress.enter("training")
+        self.every.saved(step)
+        self.checkpoint_seconds += self.clock() - began
+
+    def after(self, step: int) -> None:
+        """What is due between two calls: leave, or save. Raises LeftEarly."""
+        if self.stop.is_set():
+            self.save(step)
+            raise LeftEarly(f"was asked to leave at step {step}")
+        if self.save_now.is_set():
+            self.save_now.clear()
+            self.save(step)
+        elif self.every.due(step) and step < self.target:
+            self.save(step)
+
+
+def train_in_graph(loop: Loop, iterator: Any, step: int) -> int:
+    """Train from `step` to the target; the number of finished steps.
+
+    All-reduce peers may pack their steps differently: their collectives meet step by step. Raises NotFinite for
+    a loss that is NaN or infinite, and LeftEarly after the checkpoint when asked to leave.
+    """
+    import tensorflow as tf
+
+    size = StepSize(most=500)
+    first = True
+    while step < loop.target:
+        k = min(1 if first else size.value, loop.target - step, loop.every.room(step))
+        began = loop.clock()
+        loss, waited = loop.run(iterator, tf.constant(k, tf.int32))
+        mean = float(loss)
+        took = loop.clock() - began
+        if not math.isfinite(mean):
+            raise not_finite("loss", step + k)
+        step += k
+        if first:
+            first = False
+            loop.started()
+        else:
+            size.measured(k, took)
+        loop.progress.advance(k, mean, float(waited), took)
+        loop.after(step)
+    loop.save(step)
+    return step
+
+
+class _Shares:
+    """The steps that are left, handed out to lanes; exactly the target, no closure counted twice."""
+
+    def __init__(self, step: int, target: int) -> None:
+        self._lock = threading.Lock()
+        self._given = step
+        self._target = target
+        self.done = step
+
+    def take(self, most: int) -> int:
+        """Steps for the next closure, 0 when all are handed out."""
+        with self._lock:
+            k = max(0, min(most, self._target - self._given))
+            self._given += k
+            return k
+
+    def finish(self, k: int) -> int:
+        """Count a closure's steps; all finished steps."""
+        with self._lock:
+            self.done += k
+            return self.done
+
+
+def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int:
+    """Train from `step` to the target on parameter servers, asynchronously; the number of finished steps.
+
+    Each worker has lanes, threads that schedule one closure of K steps at a time and wait for it: a worker that
+    hangs blocks its own lanes only. A closure whose worker dies is run again by another one (the coordinator
+    does that), counted once. Raises what the first lane raises: a lost parameter server as
+    tf.errors.UnavailableError, an error of the user's code as itself.
+    """
+    import tensorflow as tf
+
+    shares = _Shares(step, loop.target)
+    ended = threading.Event()
+    woken = threading.Event()
+    errors: list[BaseException] = []
+    lanes = _LANES * set_up.workers
+
+    def lane() -> None:
+        size = StepSize(most=100)
+        first = True
+        try:
+            while not ended.is_set():
+                # Near the end closures become small, so that no lane waits long for the last one.
+                fair = max(1, (loop.target - shares.done) // lanes)
+                k = shares.take(1 if first else min(size.value, fair, loop.every.most))
+                if k == 0:
+                    return
+                began = loop.clock()
+                value = set_up.coordinator.schedule(loop.run, args=(iterator, tf.constant(k, tf.int32)))
+                loss, waited = value.fetch()
+                took = loop.clock() - began
+                if not math.isfinite(float(loss)):
+                    raise not_finite("loss", shares.done + k)
+                shares.finish(k)
+                if first:
+                    first = False
+                else:
+                    size.measured(k, took / _LANES)
+                loop.progress.advance(k, float(loss), float(waited), took / _LANES)
+                woken.set()
+        except BaseException as e:  # noqa: BLE001 - handed to the main thread, which raises it
+            errors.append(e)
+            ended.set()
+        finally:
+            woken.set()
+
+    threads = [threading.Thread(target=lane, name=f"lane-{i}", daemon=True) for i in range(lanes)]
+    for thread in threads:
+        thread.start()
+    begun = False
+    try:
+        while not errors and (shares.done < loop.target or any(thread.is_alive() for thread in threads)):
+            woken.wait(0.05)
+            woken.clear()
+            if shares.done > step and not begun:
+                begun = True
+                loop.started()
+            if not errors:
+                # Workers go on while it is written, as asynchronous training allows.
+                loop.after(shares.done)
+    finally:
+        ended.set()
+    if errors:
+        raise errors[0]
+    loop.save(shares.done)
+    return shares.done

@@ -1,0 +1,113 @@
+"""One replica as its launcher knows it: the job, its own place in it, and its voice (log and heartbeat)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from trainers.job.plan import ReplicaPlan
+from trainers.job.record import Heartbeat, JobRecord
+from trainers.job.spec import RoleKind, StrategyKind
+from trainers.runtime.strategies import drives_steps
+
+__all__ = ["ENV_ATTEMPT", "ENV_GENERATION", "ENV_GRACE", "Replica", "Times"]
+
+ENV_ATTEMPT = "TRAINYARD_ATTEMPT"
+ENV_GENERATION = "TRAINYARD_GENERATION"
+ENV_GRACE = "TRAINYARD_GRACE"  # seconds for a checkpoint after SIGTERM; the pod's grace period less a margin
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """The launcher's own times, in seconds.
+
+    poll: between looks at record and trainer; beat: between signs of life; fresh: a peer that gave one within
+    this time is there; grace: for a checkpoint after SIGTERM; leave: for a trainer to end by itself once the job
+    is over; dump: for a stack dump; back_off: before the first restart, doubled with each, up to most_back_off.
+    """
+
+    poll: float = 0.1
+    beat: float = 2.0
+    fresh: float = 30.0
+    grace: float = 25.0
+    leave: float = 3.0
+    dump: float = 1.0
+    back_off: float = 0.2
+    most_back_off: float = 10.0
+
+
+class Replica:
+    """A replica of the job in `record`; `clock` measures, `now` is the wall clock of the record."""
+
+    def __init__(
+        self,
+        record: JobRecord,
+        role: RoleKind,
+        index: int,
+        *,
+        environ: Mapping[str, str] | None = None,
+        times: Times | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        sink: int = 1,
+    ) -> None:
+        self.record = record
+        self.plan = record.plan()
+        self.job = self.plan.job
+        self.me: ReplicaPlan = self.plan.replica(role, index)
+        self.environ = dict(os.environ if environ is None else environ)
+        self.times = times or Times(grace=float(self.environ.get(ENV_GRACE, Times.grace)))
+        self.clock = clock
+        self.now = now
+        self.sink = sink
+        self.drives = drives_steps(self.job, role)
+        self.is_chief = role is RoleKind.CHIEF
+        self.all_reduce = self.job.strategy.kind is StrategyKind.MULTI_WORKER
+        self.last_beat = -1e9
+
+    @property
+    def name(self) -> str:
+        """Its short name, "worker-1"."""
+        return self.me.replica
+
+    def say(self, text: str) -> None:
+        """Write to the log of the pod."""
+        os.write(self.sink, f"[{self.name}] {text}\n".encode(errors="backslashreplace"))
+
+    def heartbeat(self) -> Heartbeat | None:
+        """Its latest sign of life, the trainer's or the launcher's."""
+        return self.record.heartbeat(self.me.role, self.me.index)
+
+    def beat(self, phase: str, attempt: int, generation: int) -> None:
+        """Give a sign of life in the place of a trainer that gives none; the last figures stay."""
+        self.last_beat = self.clock()
+        before = self.heartbeat()
+        self.record.beat(
+            Heartbeat(
+                role=self.me.role.value,
+                index=self.me.index,
+                phase=phase,
+                generation=generation,
+                attempt=attempt,
+                pid=os.getpid(),
+                step=before.step if before else None,
+                target=before.target if before else None,
+                loss=before.loss if before else None,
+            )
+        )
+
+    def missing_peers(self) -> list[str]:
+        """Other replicas without a fresh sign of life, of those that must be there for the start."""
+        there = {
+            beat.replica
+            for beat in self.record.heartbeats()
+            if beat.phase != "left" and self.now() - beat.at < self.times.fresh
+        }
+        missing = []
+        for role in self.job.roles:
+            absent = [r.replica for r in self.plan.role(role.kind) if r.replica not in there | {self.name}]
+            if role.replicas - len(absent) < (role.min_replicas or role.replicas):
+                missing += absent
+        return missing

@@ -1,0 +1,98 @@
+"""One training step, and K of them in one call.
+
+A call of a tf.function costs a millisecond, a closure on a remote worker several: small models would spend their
+time there. So K steps are packed in a loop inside the function, K a tensor, so that it is traced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["StepSize", "make_run", "make_step", "model_inputs"]
+
+
+def model_inputs(model: Any, features: Any) -> Any:
+    """The features of a batch in the structure that a Keras model takes them in, by the names of its inputs."""
+    if not isinstance(features, dict):
+        return features
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return features
+    names = [tensor.name for tensor in inputs]
+    if isinstance(getattr(model, "input", None), dict):
+        return {name: features[name] for name in names}
+    values = [features[name] for name in names]
+    return values[0] if len(values) == 1 else values
+
+
+def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[[Any], Any]:
+    """One step of one replica: a batch in, its mean loss out, the weights updated.
+
+    Run it in `strategy.run`. The gradient is that of the mean over `replicas` replicas that step together; the
+    optimizer sums it over them.
+    """
+    import keras
+    import tensorflow as tf
+
+    is_keras = isinstance(model, keras.Layer)
+
+    def step(batch: Any) -> Any:
+        features, label, *weight = batch
+        with tf.GradientTape() as tape:
+            inputs = model_inputs(model, features)
+            outputs = model(inputs, training=True) if is_keras else model(inputs)
+            if isinstance(outputs, dict) and "logits" in outputs:
+                outputs = outputs["logits"]
+            value = loss(label, outputs, *weight)
+            if is_keras and model.losses:
+                value += tf.add_n(model.losses)
+            scaled = value / replicas
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(scaled, [getattr(v, "value", v) for v in variables]), variables)
+        return value
+
+    return step
+
+
+def make_run(strategy: Any, step: Callable[[Any], Any], *, replicas: int) -> Any:
+    """`run(iterator, k) -> (mean loss of k steps, seconds waited for data)`, one tf.function."""
+    import tensorflow as tf
+
+    def mean(value: Any) -> Any:
+        return value if replicas == 1 else strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)
+
+    @tf.function
+    def run(iterator: Any, k: Any) -> Any:
+        total = tf.zeros([], tf.float32)
+        waited = tf.zeros([], tf.float64)
+        for _ in tf.range(k):
+            # The clock is read after the step before and after the batch: order must be said.
+            with tf.control_dependencies([total]):
+                before = tf.timestamp()
+            with tf.control_dependencies([before]):
+                batch = next(iterator)
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                waited += tf.timestamp() - before
+            total += tf.cast(mean(strategy.run(step, args=(batch,))), tf.float32)
+        return total / tf.cast(k, tf.float32), waited
+
+    return run
+
+
+class StepSize:
+    """How many steps to pack into the next call: as many as take about `seconds`, from measured calls."""
+
+    def __init__(self, *, seconds: float = 0.25, most: int = 500) -> None:
+        self._seconds = seconds
+        self._most = most
+        self.value = 1
+        self._step_time: float | None = None
+
+    def measured(self, steps: int, took: float) -> None:
+        """Note a call that was no first one (that would count tracing)."""
+        each = max(took, 1e-6) / steps
+        self._step_time = each if self._step_time is None else 0.5 * (self._step_time + each)
+        wanted = int(self._seconds / self._step_time)
+        # At most fourfold at once: the first measured calls of a process are slow, or lucky.
+        self.value = max(1, min(wanted, 4 * self.value, self._most))

@@ -1,0 +1,202 @@
+"""Which strategies there are, and how each is set up in the process that drives it.
+
+Nothing here imports TensorFlow until `set_up`: the launcher and the trigger form ask `check_supported` first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainers.job.errors import ConfigError, PeerLostError
+from trainers.job.plan import Plan, ReplicaPlan
+from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
+
+__all__ = ["SUPPORTED", "SetUp", "UnsupportedJob", "check_supported", "drives_steps", "set_up"]
+
+# Names of the strategies that run, for a form to offer; a synchronous parameter_server does not yet.
+SUPPORTED: tuple[str, ...] = tuple(kind.value for kind in StrategyKind)
+
+_SHARD_BYTES = 256 << 10  # variables above this are cut over the parameter servers
+
+
+class UnsupportedJob(ConfigError):
+    """The job asks for something that this version does not do."""
+
+    code = "runtime.unsupported"
+
+
+def check_supported(job: TrainingJob) -> None:
+    """Raise UnsupportedJob for a job that could be written down but not run."""
+    if job.strategy.kind is StrategyKind.PARAMETER_SERVER and job.strategy.sync:
+        raise UnsupportedJob(
+            "a synchronous parameter_server is not there yet",
+            hint="use parameter_server (asynchronous), or multi_worker for synchronous training",
+        )
+    if job.role(RoleKind.EVALUATOR) is not None:
+        raise UnsupportedJob(
+            "an evaluator beside training is not there yet", hint="evaluate after training: trainers.evaluate"
+        )
+    if job.success.rule != "chief":
+        raise UnsupportedJob(f"success rule {job.success.rule} is not there yet", hint="use rule chief")
+
+
+def drives_steps(job: TrainingJob, role: RoleKind) -> bool:
+    """Whether a replica of this role runs the loop; the others are passive servers."""
+    return role is RoleKind.CHIEF or job.strategy.kind is StrategyKind.MULTI_WORKER
+
+
+@dataclasses.dataclass(frozen=True)
+class SetUp:
+    """A strategy, ready to build variables under.
+
+    `devices` of this process take part; `workers` compute steps (for the coordinator's lanes); `coordinator` is
+    None for in-graph strategies; `io_device` is where checkpoints are written.
+    """
+
+    strategy: Any
+    devices: int = 1
+    workers: int = 1
+    coordinator: Any = None
+    io_device: str | None = None
+
+
+def set_up(
+    plan: Plan,
+    me: ReplicaPlan,
+    *,
+    met_before: bool = False,
+    stop: threading.Event | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> SetUp:
+    """Set up the strategy of `plan` in this process; parameter servers and workers are waited for.
+
+    `met_before` says that the gang was complete once: then missing workers are soon left out. Raises
+    PeerLostError when servers do not answer within the start budget.
+    """
+    import tensorflow as tf
+
+    job = plan.job
+    threads = max(1, math.ceil(me.resources.cpu))
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    # At least two: with one, an op that waits for a peer could keep the one waited for from running.
+    tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+    kind = job.strategy.kind
+    if kind is StrategyKind.LOCAL:
+        return SetUp(tf.distribute.get_strategy())
+    if kind is StrategyKind.MIRRORED:
+        return _mirrored(tf, job)
+    if kind is StrategyKind.MULTI_WORKER:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        return SetUp(strategy, devices=len(strategy.extended.worker_devices))
+    return _parameter_server(tf, plan, me, met_before, stop or threading.Event(), clock)
+
+
+def _mirrored(tf: Any, job: TrainingJob) -> SetUp:
+    wanted = job.args.get("devices")
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        names = [f"GPU:{i}" for i in range(len(gpus) if wanted is None else wanted)]
+        if len(names) > len(gpus):
+            raise UnsupportedJob(
+                f"devices must be at most the {len(gpus)} GPUs of this replica, got {wanted}"
+            )
+    else:
+        names = [f"CPU:{i}" for i in range(wanted or 1)]
+        if len(names) > 1:
+            # Without GPUs, the CPU is cut into as many logical devices: for trying things out, not for speed.
+            (cpu,) = tf.config.list_physical_devices("CPU")
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * len(names)
+            )
+    return SetUp(tf.distribute.MirroredStrategy(names), devices=len(names))
+
+
+def _parameter_server(
+    tf: Any,
+    plan: Plan,
+    me: ReplicaPlan,
+    met_before: bool,
+    stop: threading.Event,
+    clock: Callable[[], float],
+) -> SetUp:
+    cluster = me.tf_config["cluster"]
+    workers = wait_for_servers(
+        cluster["ps"],
+        cluster["worker"],
+        needed_workers=_needed_workers(plan.job, met_before),
+        budget=plan.job.budgets.start,
+        grace=5.0 if met_before else 20.0,
+        stop=stop,
+        clock=clock,
+    )
+    spec = tf.train.ClusterSpec({"chief": cluster["chief"], "ps": cluster["ps"], "worker": list(workers)})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+        min_shard_bytes=_SHARD_BYTES, max_shards=len(cluster["ps"])
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    return SetUp(
+        strategy,
+        workers=len(workers),
+        coordinator=tf.distribute.coordinator.ClusterCoordinator(strategy),
+        io_device="/job:chief/replica:0/task:0/device:CPU:0",
+    )
+
+
+def _needed_workers(job: TrainingJob, met_before: bool) -> int:
+    role = job.role(RoleKind.WORKER)
+    assert role is not None
+    if role.min_replicas is not None:
+        return role.min_replicas
+    return 1 if met_before else role.replicas
+
+
+def wait_for_servers(
+    ps: Sequence[str],
+    workers: Sequence[str],
+    *,
+    needed_workers: int,
+    budget: float,
+    grace: float,
+    stop: threading.Event,
+    clock: Callable[[], float] = time.monotonic,
+    answers: Callable[[str], bool] | None = None,
+) -> Sequence[str]:
+    """The workers that answer, once all parameter servers do and enough workers.
+
+    TensorFlow itself would wait without end for one that is missing. Those beyond `needed_workers` get `grace`
+    seconds more. Raises PeerLostError after `budget` seconds, naming who is missing, or when `stop` is set.
+    """
+    answers = answers or _answers
+    begin = clock()
+    while True:
+        missing = [address for address in ps if not answers(address)]
+        there = [address for address in workers if answers(address)]
+        waited = clock() - begin
+        if not missing and (len(there) == len(workers) or (len(there) >= needed_workers and waited >= grace)):
+            return there
+        if waited >= budget:
+            missing += [address for address in workers if address not in there]
+            raise PeerLostError(
+                f"no answer from {', '.join(missing)} within {budget:g} s",
+                hint="look at the logs of these replicas; raise budgets.start if they are just slow",
+            )
+        if stop.wait(0.1):
+            raise PeerLostError("was asked to leave while it waited for its peers")
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 2.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,217 @@
+"""The launcher's watch over one trainer process: until it exits, or has to go."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from trainers.job.failures import FailureClass
+from trainers.job.record import Attempt, JobRecord
+from trainers.job.spec import RoleKind
+from trainers.runtime.deliver import Delivery
+from trainers.runtime.logs import LogPump
+from trainers.runtime.process import Child
+from trainers.runtime.replica import Replica
+
+__all__ = ["Bell", "End", "Watch", "stack_file"]
+
+
+def stack_file(record: JobRecord, replica: str, attempt: int) -> Path:
+    """Where a trainer's stacks are dumped when it stands still."""
+    folder = record.folder / "stacks"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{replica}-{attempt:04d}.txt"
+
+
+class Bell:
+    """SIGTERM, as something that a `select` wakes up for."""
+
+    def __init__(self) -> None:
+        self.rung = False
+        self.fd, self._write = os.pipe()
+        for end in (self.fd, self._write):
+            os.set_blocking(end, False)
+
+    def ring(self) -> None:
+        """Ring; safe in a signal handler."""
+        self.rung = True
+        try:
+            os.write(self._write, b"!")
+        except BlockingIOError:
+            return  # whoever waits has been woken already
+
+    def wait(self, seconds: float, *others: int) -> None:
+        """Until it rings, one of `others` can be read, or the time is over."""
+        ready, _, _ = select.select([self.fd, *others], [], [], max(0.0, seconds))
+        if self.fd in ready:
+            os.read(self.fd, 64)
+
+    def close(self) -> None:
+        """Give its descriptors back."""
+        os.close(self.fd)
+        os.close(self._write)
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """Why a watch ended.
+
+    exited: the trainer did; over: the job is; stalled: no step within the budget; terminated: SIGTERM; alone:
+    peers did not come; regenerated: the gang begins a new life.
+    """
+
+    why: str
+    code: int | None = None
+    reason: str = ""
+
+
+class Watch:
+    """The watch over one trainer process; all peers must have come by the time `barrier`, None if they have."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        child: Child,
+        pump: LogPump,
+        attempt: Attempt,
+        bell: Bell,
+        delivery: Delivery,
+        barrier: float | None,
+    ) -> None:
+        self._r = replica
+        self._record = replica.record
+        self._child = child
+        self._pump = pump
+        self._attempt = attempt
+        self._bell = bell
+        self._delivery = delivery
+        self.barrier = barrier
+        self._seen: tuple[str, int | None] | None = None
+        self._changed = replica.clock()
+        self._over_since: float | None = None
+        self._asked_at: float | None = None
+
+    def run(self) -> End:
+        """Watch; the trainer may still run when this returns."""
+        while True:
+            self._bell.wait(self._r.times.poll, *([] if self._pump.at_end else [self._pump.source]))
+            self._pump.pump()
+            if self._pump.at_end:
+                time.sleep(0.005)  # it has closed its output: most likely it is about to end
+            code = self._child.poll()
+            if code is not None:
+                return End("exited", code)
+            end = self._look(self._r.clock())
+            if end is not None:
+                return end
+
+    def _look(self, now: float) -> End | None:
+        if self._record.outcome() is not None:
+            return self._over(now)
+        if self._bell.rung:
+            return self._leaving(now)
+        self._note_progress(now)
+        return self._alone(now) or self._regenerated() or self._stalled(now)
+
+    # ---- one look each
+
+    def _over(self, now: float) -> End | None:
+        """Who drives steps ends by itself in a moment; passive servers have nothing to finish."""
+        self._over_since = now if self._over_since is None else self._over_since
+        if self._r.drives and now - self._over_since <= self._r.times.leave:
+            return None
+        return End("over")
+
+    def _leaving(self, now: float) -> End | None:
+        """After SIGTERM: a trainer saves and exits; a server stays until the chief has saved."""
+        if self._asked_at is None:
+            self._asked_at = now
+            self._r.say("asked to leave" + (": saving a checkpoint" if self._r.drives else ""))
+            self._r.beat("leaving", self._attempt.number, self._attempt.generation)
+            if self._r.drives:
+                self._child.signal(signal.SIGTERM)
+        grace = self._r.times.grace
+        if now - self._asked_at > grace:
+            return End("terminated", reason=f"no checkpoint within {grace:g} s of SIGTERM")
+        if not self._r.drives and self._may_go(self._asked_at, now):
+            return End("terminated", reason="was asked to leave")
+        return None
+
+    def _may_go(self, asked_at: float, now: float) -> bool:
+        """Whether a server that was asked to leave may: the chief has saved since, or is gone."""
+        if self._r.me.role is not RoleKind.PS:
+            return True  # a worker holds nothing
+        chief = self._record.heartbeat(RoleKind.CHIEF, 0)
+        if chief is None or chief.phase in ("left", "ended"):
+            return True
+        state = self._record.folder / "checkpoints" / "checkpoint"
+        return state.exists() and state.stat().st_mtime > self._r.now() - (now - asked_at)
+
+    def _note_progress(self, now: float) -> None:
+        beat = self._r.heartbeat() if self._r.drives else None
+        if beat is not None and (beat.attempt, beat.pid) == (self._attempt.number, self._child.pid):
+            if (beat.phase, beat.step) != self._seen:
+                self._seen, self._changed = (beat.phase, beat.step), now
+                self._delivery.progressed(beat.phase)
+        elif now - self._r.last_beat > self._r.times.beat:
+            phase = "starting" if self._r.drives else "serving"
+            self._r.beat(phase, self._attempt.number, self._attempt.generation)
+        self._delivery.poll()
+
+    def _alone(self, now: float) -> End | None:
+        if self.barrier is None:
+            return None
+        missing = self._r.missing_peers()
+        if not missing:
+            self.barrier = None
+            return None
+        if now <= self.barrier:
+            return None
+        return End(
+            "alone", reason=f"{', '.join(missing)} did not come within {self._r.job.budgets.start:g} s"
+        )
+
+    def _regenerated(self) -> End | None:
+        generation = self._record.generation()
+        if generation.number <= self._attempt.generation:
+            return None
+        why = f"generation {generation.number}, asked for by {generation.by}: {generation.reason}"
+        self._r.say(why)
+        if generation.reason.startswith(FailureClass.STALLED.value):
+            self._dump_stacks()
+        return End("regenerated", reason=why)
+
+    def _stalled(self, now: float) -> End | None:
+        still = now - self._changed
+        if not self._r.drives or still <= self._patience():
+            return None
+        phase, step = self._seen or ("starting", None)
+        reason = f"no step for {still:.0f} s while {phase}" + (f" (step {step})" if step else "")
+        self._r.say(f"{reason}: dumping stacks, then ending it")
+        self._dump_stacks()
+        if self._r.all_reduce or self._r.plan.role(RoleKind.PS):
+            # Whoever stands still in a gang holds up all: everybody dumps stacks and begins again.
+            why = f"{FailureClass.STALLED}: {reason}"
+            self._record.next_generation(self._attempt.generation, by=self._r.name, reason=why)
+        return End("stalled", reason=reason)
+
+    def _patience(self) -> float:
+        """How long it may stand still: while it meets its peers, as long as the start may take."""
+        budgets = self._r.job.budgets
+        if self._seen is None or self._seen[0] == "connecting":
+            return max(budgets.start, budgets.stall)
+        return budgets.stall
+
+    def _dump_stacks(self) -> None:
+        """Have the trainer write the stacks of all its threads to the record's folder."""
+        path = stack_file(self._record, self._r.name, self._attempt.number)
+        if not path.exists():
+            return  # it did not come as far as setting that up: SIGUSR1 would end it without a word
+        self._child.signal(signal.SIGUSR1)
+        deadline = self._r.clock() + self._r.times.dump
+        while self._r.clock() < deadline and not path.stat().st_size:
+            time.sleep(0.02)
