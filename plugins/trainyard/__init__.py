@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from trainers.job.policies import Budgets, RestartPolicy
     from trainers.job.spec import Resources
     from trainyard.failing import RetryByClass, explained
-    from trainyard.form import FromForm, check_form, form
     from trainyard.groups.evaluate import evaluate
     from trainyard.groups.gate import gate
     from trainyard.groups.prepare import prepare
@@ -32,19 +31,20 @@ if TYPE_CHECKING:
     from trainyard.operators.replica import ReplicaOperator
     from trainyard.operators.step import StepOperator
     from trainyard.settings import storage_path
+    from trainyard.trigger_form import FromForm, check_form, form
 
 _HOMES = {
     "Budgets": "trainers.job.policies",
-    "FromForm": "trainyard.form",
+    "FromForm": "trainyard.trigger_form",
     "ReplicaOperator": "trainyard.operators.replica",
     "Resources": "trainers.job.spec",
     "RestartPolicy": "trainers.job.policies",
     "RetryByClass": "trainyard.failing",
     "StepOperator": "trainyard.operators.step",
-    "check_form": "trainyard.form",
+    "check_form": "trainyard.trigger_form",
     "evaluate": "trainyard.groups.evaluate",
     "explained": "trainyard.failing",
-    "form": "trainyard.form",
+    "form": "trainyard.trigger_form",
     "gate": "trainyard.groups.gate",
     "prepare": "trainyard.groups.prepare",
     "release": "trainyard.groups.release",

@@ -7,9 +7,10 @@ RetryByClass   the retry policy of all our tasks
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.exceptions import AirflowException
@@ -26,6 +27,7 @@ __all__ = [
     "RETRIES",
     "RetryByClass",
     "StepFailed",
+    "cards",
     "explained",
     "failure_in",
     "failures_before",
@@ -84,20 +86,29 @@ def report(context: Context | Mapping[str, Any], failure: Failure, *, final: boo
     return StepFailed(failure, title_of(context), final=final)
 
 
+@contextlib.contextmanager
+def cards(context: Context | Mapping[str, Any]) -> Iterator[None]:
+    """Errors of ours from within come out as StepFailed, with the failure in XCom."""
+    try:
+        yield
+    except StepFailed:
+        raise
+    except Exception as e:
+        failure = failure_in(e)
+        if failure is None:
+            raise
+        raise report(context, failure) from e
+
+
 def explained(function: Function) -> Function:
-    """A task's function whose errors of ours come out as StepFailed, with the failure in XCom."""
+    """A plain task's function whose errors of ours come out as StepFailed, with the failure in XCom."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         from airflow.sdk import get_current_context
 
-        try:
+        with cards(get_current_context()):
             return function(*args, **kwargs)
-        except Exception as e:
-            failure = failure_in(e)
-            if failure is None or isinstance(e, StepFailed):
-                raise
-            raise report(get_current_context(), failure) from e
 
     return run  # type: ignore[return-value]
 

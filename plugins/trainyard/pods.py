@@ -57,8 +57,8 @@ def failure_of_pod(pod: V1Pod, container: str) -> Failure:
         return termination.failure
     if terminated is None:
         if reason is not None:
-            text = getattr(state.waiting, "message", None) if state and state.waiting else pod.status.message
-            return Failure(classify(reason=reason), f"pod {name}: {_joined(reason, text)}", **whose)
+            text = f"pod {name}: {_joined(reason, _message(pod, state, reason))}"
+            return Failure(classify(reason=reason), text, **whose)
         return Failure(
             FailureClass.PREEMPTED,
             f"pod {name} was deleted before it ended",
@@ -73,7 +73,7 @@ def failure_of_pod(pod: V1Pod, container: str) -> Failure:
             **{**_fields(said), "failure_class": failure_class, "reason": f"{reason}: {said.reason}"}
         )
     if reason is not None:
-        text = f"pod {name}: {_joined(reason, pod.status.message)}"
+        text = f"pod {name}: {_joined(reason, _message(pod, state, reason))}"
     elif number or terminated.exit_code > 128:
         text = f"pod {name} was ended by {signal_name(number or terminated.exit_code - 128)}"
     else:
@@ -88,6 +88,15 @@ def _fields(failure: Failure) -> dict[str, Any]:
 
 def _joined(reason: str, text: str | None) -> str:
     return f"{reason}: {text}" if text else reason
+
+
+def _message(pod: V1Pod, state: Any, reason: str) -> str | None:
+    """The words beside a reason, from where the reason stands."""
+    waiting = getattr(state, "waiting", None)
+    if waiting and waiting.reason == reason:
+        return waiting.message
+    said = (c.message for c in pod.status.conditions or [] if c.reason == reason and c.message)
+    return next(said, pod.status.message)
 
 
 def _replica(pod: V1Pod) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from airflow.sdk import task
 
 from trainers.job.spec import Resources
 from trainyard.failing import RetryByClass, explained
-from trainyard.form import FromForm
 from trainyard.operators.step import StepOperator
 from trainyard.settings import PipelineSettings
+from trainyard.trigger_form import FromForm
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.xcom_arg import XComArg

@@ -8,10 +8,10 @@ from airflow.sdk import TaskGroup, task
 
 from trainers.job.spec import Resources
 from trainyard.failing import RetryByClass, explained
-from trainyard.form import Under
 from trainyard.operators.release import PromoteOperator, RegisterOperator, registry_alias
 from trainyard.operators.step import StepOperator
 from trainyard.settings import PipelineSettings
+from trainyard.trigger_form import Under
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.xcom_arg import XComArg

@@ -7,14 +7,14 @@ from a plan that may have failed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
 from trainers.job import labels
-from trainers.job.errors import InvalidSpec, TrainyardError
+from trainers.job.errors import InvalidSpec
 from trainers.job.failures import Failure, FailureClass
 from trainers.job.plan import Cluster, make_plan
 from trainers.job.policies import Budgets, RestartPolicy
@@ -22,12 +22,12 @@ from trainers.job.ports import free_ports
 from trainers.job.record import JobRecord, JobState, Outcome
 from trainers.job.spec import Resources, TrainingJob, standard_roles
 from trainyard.cluster import core_api, create_service, delete_gang, is_process_kubelet
-from trainyard.failing import FAILURE_KEY, RetryByClass, StepFailed, failure_in, report
-from trainyard.form import DEFAULTS, strategy_of
+from trainyard.failing import FAILURE_KEY, RetryByClass, StepFailed, cards, report
 from trainyard.links import MlflowRunLink
 from trainyard.operators.replica import replica_kwargs
 from trainyard.settings import PipelineSettings
 from trainyard.tracking import early_run, run_url
+from trainyard.trigger_form import DEFAULTS, strategy_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -97,7 +97,7 @@ class JobTemplate:
 
 
 class _GangOperator(BaseOperator):
-    """A light task that knows its gang; errors of ours come out as the failure card."""
+    """A light task that knows its gang."""
 
     ui_color = "#fff3d6"
 
@@ -115,17 +115,6 @@ class _GangOperator(BaseOperator):
         run = labels.run_slug(context["run_id"])
         return str(PipelineSettings.from_environment().job_folder(self.dag_id, run, self.group))
 
-    def explained(self, context: Context, work: Callable[[], Any]) -> Any:
-        """The value of `work`; its errors of ours as StepFailed."""
-        try:
-            return work()
-        except StepFailed:
-            raise
-        except TrainyardError as e:
-            failure = failure_in(e)
-            assert failure is not None
-            raise report(context, failure) from e
-
 
 class PlanOperator(_GangOperator):
     """Plan the job and open its record; returns what each replica must be told.
@@ -142,7 +131,8 @@ class PlanOperator(_GangOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan; a list with a small dict a replica."""
-        return self.explained(context, lambda: self._plan(context))
+        with cards(context):
+            return self._plan(context)
 
     def _plan(self, context: Context) -> list[dict[str, Any]]:
         settings = PipelineSettings.from_environment()
@@ -202,7 +192,8 @@ class ServiceOperator(_GangOperator):
 
     def execute(self, context: Context) -> None:
         """Create it, unless it is there."""
-        plan = self.explained(context, lambda: JobRecord.open(self.folder(context)).plan())
+        with cards(context):
+            plan = JobRecord.open(self.folder(context)).plan()
         create_service(core_api(), plan.service())
 
 

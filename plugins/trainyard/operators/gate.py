@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.branch import BaseBranchOperator
 
-from trainyard.failing import RetryByClass, explained
-from trainyard.form import DEFAULTS
+from trainyard.failing import RetryByClass, cards
+from trainyard.trigger_form import DEFAULTS
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,7 +40,8 @@ class GateOperator(BaseBranchOperator):
 
     def choose_branch(self, context: Context) -> list[str]:
         """Judge; the ids of the tasks to go on with."""
-        verdict = explained(self._judge)(context)
+        with cards(context):
+            verdict = self._judge(context)
         context["ti"].xcom_push(key=DECISION, value=verdict.to_json())
         print(verdict.words())
         if not verdict.deployable:

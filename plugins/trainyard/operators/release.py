@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from trainyard.failing import RetryByClass, explained
+from trainyard.failing import RetryByClass, cards
 from trainyard.links import MlflowRunLink, ModelLink
 from trainyard.operators.step import StepOperator
 from trainyard.settings import PipelineSettings
@@ -67,7 +67,8 @@ class PromoteOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Promote; {"name", "version", "previous", "labels", "promoted", "warnings"}."""
-        return explained(self._promote)(context)
+        with cards(context):
+            return self._promote(context)
 
     def _promote(self, context: Context) -> dict[str, Any]:
         from serving.release.steps import promote_step

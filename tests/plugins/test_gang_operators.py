@@ -1,0 +1,282 @@
+"""Plan, service, replicas, verdict, cleanup: a gang of small real processes on a process kubelet."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from trainyard.failing import RetryByClass, StepFailed
+from trainyard.operators.gang import (
+    CleanupOperator,
+    JobTemplate,
+    PlanOperator,
+    ServiceOperator,
+    VerdictOperator,
+)
+from trainyard.operators.replica import ReplicaOperator
+from trainyard.trigger_form import DEFAULTS
+
+from trainers.job.failures import Failure, FailureClass
+from trainers.job.record import JobRecord, JobState
+from trainers.job.spec import Resources
+
+TEMPLATE = JobTemplate("digits", "a_trainer", resources={"default": Resources(0.1, "256Mi")})
+FORM = {**DEFAULTS, "workers": 2, "ps": 1}
+
+# What a launcher does, as far as Airflow can see: leave by the record.
+LAUNCHER = """
+import os, sys, time
+from trainers.job.record import JobRecord, JobState
+record = JobRecord.open(os.environ["TRAINYARD_JOB"])
+role, index = os.environ["TRAINYARD_ROLE"], os.environ["TRAINYARD_INDEX"]
+print("here is", role, index, flush=True)
+if role == "chief":
+    record.finish(JobState.SUCCEEDED, step=7, metrics={"accuracy": 0.5}, seconds={"train": 1.0})
+while record.outcome() is None:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def plan(pipelines: Path, context_of: Any) -> Callable[..., tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """Runs the plan task; (the replicas' arguments, its context)."""
+
+    def run(template: JobTemplate = TEMPLATE, **form: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        with DAG("pipeline", max_active_tasks=8):
+            operator = PlanOperator(
+                task_id="plan", group="train", template=template, records={"manifest": "storage://records/m"}
+            )
+        context = context_of(operator, params={**FORM, **form})
+        return operator.execute(context), context
+
+    return run
+
+
+def _gang_task(operator_class: Any, **options: Any) -> Any:
+    with DAG("pipeline"):
+        return operator_class(group="train", **options)
+
+
+def _verdict(context_of: Any, plan_context: dict[str, Any], **others: Any) -> tuple[Any, dict[str, Any]]:
+    operator = _gang_task(VerdictOperator, task_id="verdict", plan_task="plan", replica_task="replica")
+    context = context_of(operator)
+    for key, value in plan_context["ti"].xcom.items():
+        context["ti"].others["plan", key] = value
+    context["ti"].others["replica", "failure"] = others.get("failures")
+    return operator, context
+
+
+def _replica(kwargs: dict[str, Any], source: str = LAUNCHER) -> ReplicaOperator:
+    with DAG("pipeline"):
+        return ReplicaOperator(task_id="replica", **{**kwargs, "cmds": [sys.executable, "-c", source]})
+
+
+def test_a_plan_opens_the_record_and_tells_each_replica_little(plan: Any, pipelines: Path) -> None:
+    rows, context = plan()
+    assert [row["hostname"] for row in rows] == ["ps-0", "worker-0", "worker-1", "chief-0"]
+    folder = Path(context["ti"].xcom["job"])
+    assert folder.parent == pipelines / "jobs" / "pipeline"
+    record = JobRecord.open(folder)
+    assert record.state is JobState.PLANNED
+    assert record.plan().cluster == "process"
+    assert dict(record.plan().job.inputs) == {"records": f"{pipelines}/records/m"}
+    assert len(json.dumps(rows)) < 6000
+    assert {row["subdomain"] for row in rows} == {record.plan().gang}
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"workers": 0}, "workers must be 1 or more with strategy parameter_server, got 0"),
+        ({"ps": 0}, "ps must be 1 or more with strategy parameter_server, got 0"),
+        ({"sync": True, "backup_workers": 2}, "strategy.backup_workers must be below the number of workers"),
+        ({"backup_workers": 1}, "strategy.backup_workers must be 0 unless"),
+        ({"strategy": "magic"}, "strategy must be one of"),
+        (
+            {"workers": 6},
+            "workers must leave the gang at 7 replicas or fewer, as max_active_tasks is 8, got 8",
+        ),
+    ],
+)
+def test_a_plan_that_can_not_be_is_refused_by_the_fields_name(
+    plan: Any, pipelines: Path, form: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(StepFailed) as caught:
+        plan(**form)
+    assert caught.value.failure.failure_class is FailureClass.CONFIG
+    assert words in str(caught.value)
+    assert not (pipelines / "jobs").exists()
+
+
+def test_local_strategy_has_a_chief_only(plan: Any) -> None:
+    rows, _ = plan(strategy="local")
+    assert [row["hostname"] for row in rows] == ["chief-0"]
+
+
+def test_fixed_values_overrule_the_form() -> None:
+    template = JobTemplate("m", "t", fixed={"workers": 3})
+    job = template.job({**FORM, "workers": 1}, manifest="m", output="o")
+    assert [(role.kind.value, role.replicas) for role in job.roles] == [
+        ("chief", 1),
+        ("worker", 3),
+        ("ps", 1),
+    ]
+    with pytest.raises(ValueError, match="wrkers"):
+        JobTemplate("m", "t", fixed={"wrkers": 3})
+
+
+def test_a_gang_from_plan_to_cleanup(plan: Any, context_of: Any, cluster: Any) -> None:
+    rows, context = plan()
+    core = cluster.core_v1()
+    service = _gang_task(ServiceOperator, task_id="service")
+    service.execute(context_of(service))
+    service.execute(context_of(service))  # again: it is there
+    gang = rows[0]["subdomain"]
+    assert core.read_namespaced_service(gang, "trainyard").spec.cluster_ip == "None"
+
+    errors: list[BaseException] = []
+
+    def run(operator: ReplicaOperator, index: int) -> None:
+        try:
+            operator.execute(context_of(operator, map_index=index))
+        except BaseException as e:  # noqa: BLE001 - shown by the assertion below
+            errors.append(e)
+
+    replicas = [_replica(row) for row in rows]
+    threads = [threading.Thread(target=run, args=(op, i)) for i, op in enumerate(replicas)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+    verdict, its = _verdict(context_of, context)
+    said = verdict.execute(its)
+    assert said == {
+        "job": context["ti"].xcom["job"],
+        "step": 7,
+        "metrics": {"accuracy": 0.5},
+        "seconds": {"train": 1.0},
+    }
+
+    leftover = {
+        "metadata": {"name": "left", "labels": {"trainyard.io/gang": gang}},
+        "spec": {"containers": [{"name": "base", "image": "none", "command": ["sleep", "60"]}]},
+    }
+    core.create_namespaced_pod("trainyard", leftover)
+    cleanup = _gang_task(CleanupOperator, task_id="cleanup")
+    cleanup.execute(context_of(cleanup))
+    cleanup.execute(context_of(cleanup))  # again: there is nothing
+    cluster.wait_gone("left", namespace="trainyard", timeout=40)
+    assert core.list_namespaced_service("trainyard").items == []
+
+
+def test_a_replica_of_a_finished_job_starts_no_pod(
+    plan: Any, context_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, context = plan()
+    JobRecord(context["ti"].xcom["job"]).finish(JobState.SUCCEEDED)
+    monkeypatch.setenv("AIRFLOW_CONN_TRAINYARD_KUBERNETES", "")  # nobody may call
+    operator = _replica(rows[1])
+    assert operator.execute(context_of(operator)) is None
+
+
+def test_a_replica_of_a_failed_job_fails_for_good_with_the_jobs_failure(plan: Any, context_of: Any) -> None:
+    rows, context = plan()
+    failure = Failure(FailureClass.INFRA, "the disk is full", role="worker", index=1)
+    JobRecord(context["ti"].xcom["job"]).finish(JobState.FAILED, failure=failure)
+    operator = _replica(rows[1])
+    its = context_of(operator)
+    with pytest.raises(StepFailed, match="the disk is full") as caught:
+        operator.execute(its)
+    assert RetryByClass().evaluate(caught.value, 1, 10, its).action.value == "fail"
+
+
+def test_a_replica_without_a_job_says_what_to_clear(context_of: Any, plan: Any, tmp_path: Path) -> None:
+    rows, _ = plan()
+    operator = _replica({**rows[0], "job": str(tmp_path / "gone")})
+    with pytest.raises(StepFailed, match="clear the plan task"):
+        operator.execute(context_of(operator))
+
+
+def test_a_killed_replica_may_run_again_at_the_same_address(plan: Any, context_of: Any) -> None:
+    rows, _ = plan()
+    operator = _replica(rows[1], "import os; os.kill(os.getpid(), 9)")
+    its = context_of(operator)
+    with pytest.raises(StepFailed, match=r"worker-0[\s\S]*SIGKILL") as caught:
+        operator.execute(its)
+    assert RetryByClass().evaluate(caught.value, 1, 10, its).action.value == "retry"
+    again = _replica(rows[1])
+    pod = again.build_pod_request_obj(context_of(again, try_number=2), dry_run=True)
+    assert (pod.spec.hostname, pod.spec.subdomain) == ("worker-0", rows[1]["subdomain"])
+
+
+def test_a_pod_that_dies_after_the_job_succeeded_is_a_success(plan: Any, context_of: Any) -> None:
+    rows, _ = plan()
+    source = LAUNCHER.replace('if role == "chief":', "if True:") + "\nos.kill(os.getpid(), 9)\n"
+    operator = _replica(rows[1], source)
+    assert operator.execute(context_of(operator)) is None
+
+
+@pytest.mark.parametrize(
+    ("failures", "words"),
+    [
+        (
+            {
+                1: {"class": "PEER_LOST", "reason": "worker-0 went away"},
+                3: {"class": "CONFIG", "reason": "no image"},
+            },
+            "no image",
+        ),
+        ({}, "the gang ended without an outcome"),
+    ],
+)
+def test_where_the_record_is_silent_the_replicas_decide(
+    plan: Any, context_of: Any, failures: dict[int, Any], words: str
+) -> None:
+    _, context = plan()
+    verdict, its = _verdict(context_of, context, failures=failures)
+    with pytest.raises(StepFailed, match=words):
+        verdict.execute(its)
+    outcome = JobRecord(context["ti"].xcom["job"]).outcome()
+    assert outcome is not None
+    assert outcome.state is JobState.FAILED
+
+
+def test_a_verdict_shows_the_jobs_one_failure_card(plan: Any, context_of: Any) -> None:
+    _, context = plan()
+    failure = Failure(FailureClass.USER, "KeyError: 'x'", role="chief", index=0, detail="Traceback ...")
+    JobRecord(context["ti"].xcom["job"]).finish(JobState.FAILED, failure=failure)
+    verdict, its = _verdict(context_of, context)
+    with pytest.raises(StepFailed) as caught:
+        verdict.execute(its)
+    assert str(caught.value).splitlines()[:2] == [
+        "FAILED USER: pipeline / verdict",
+        "  what:       KeyError: 'x'",
+    ]
+    assert its["ti"].xcom["failure"]["role"] == "chief"
+
+
+def test_a_verdict_without_a_plan_says_what_the_plan_said(context_of: Any, pipelines: Path) -> None:
+    verdict = _gang_task(VerdictOperator, task_id="verdict", plan_task="plan", replica_task="replica")
+    context = context_of(verdict)
+    with pytest.raises(StepFailed, match="nothing was trained"):
+        verdict.execute(context)
+    context["ti"].others["plan", "failure"] = {"class": "CONFIG", "reason": "ps must be 1 or more"}
+    with pytest.raises(StepFailed, match="ps must be 1 or more"):
+        verdict.execute(context)
+
+
+def test_a_cluster_that_is_not_the_process_kubelet_gets_names(
+    plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.operators.gang.is_process_kubelet", lambda api: False)
+    _, context = plan()
+    replica = JobRecord(context["ti"].xcom["job"]).plan().replicas[1]
+    assert replica.address == f"worker-0.{replica.subdomain}.trainyard.svc:2222"

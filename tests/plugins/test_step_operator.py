@@ -1,0 +1,190 @@
+"""StepOperator against a process kubelet: real pods, real processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainyard.failing import RetryByClass, StepFailed
+
+from trainers.job.spec import Resources
+
+
+def _names(cluster: Any) -> list[str]:
+    return [pod.metadata.name for pod in cluster.core_v1().list_namespaced_pod("trainyard").items]
+
+
+def test_a_step_returns_its_result_and_leaves_no_pod(
+    step: Any, context_of: Any, cluster: Any, pipelines: Path
+) -> None:
+    operator = step(
+        'print("hello from the pod"); return {"sum": spec["a"] + spec["b"], "where": spec["output"], '
+        '"storage": os.environ["TRAINYARD_STORAGE"]}',
+        {"a": 2, "b": 3, "output": "storage://records/x"},
+    )
+    began = time.monotonic()
+    result = operator.execute(context_of(operator))
+    took = time.monotonic() - began
+    assert result == {"sum": 5, "where": f"{pipelines}/records/x", "storage": str(pipelines)}
+    assert operator.do_xcom_push is True  # so that Airflow keeps it
+    assert _names(cluster) == []
+    print(f"a step that does nothing: {took:.2f} s from start to end")
+
+
+def test_the_pods_log_is_in_the_tasks_log(
+    step: Any, context_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = step('print("line one"); print("line two"); return {}')
+    operator.execute(context_of(operator))
+    log = capsys.readouterr().out
+    assert "line one" in log
+    assert "line two" in log
+
+
+def test_no_environment_and_no_spec_in_the_log(
+    step: Any, context_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = step('raise errors.UserError("no")', {"password": "hunter2"})
+    with pytest.raises(StepFailed):
+        operator.execute(context_of(operator))
+    log = "".join(capsys.readouterr())
+    assert "Building pod" in log
+    assert "hunter2" not in log
+    assert "PYTHONPATH" not in log
+
+
+@pytest.mark.parametrize(
+    ("source", "failure_class", "words", "retried"),
+    [
+        (
+            'raise errors.DataError("all rows are bad", hint="look at them")',
+            "DATA",
+            "all rows are bad",
+            False,
+        ),
+        ('raise errors.UserError("loss is not a number")', "USER", "loss is not a number", False),
+        ('raise errors.ConfigError("no such strategy")', "CONFIG", "no such strategy", False),
+        ('return {}["gone"]', "USER", "KeyError: 'gone'", False),
+        ('raise errors.InfraError("disk full")', "INFRA", "disk full", True),
+        ('raise MemoryError("too big")', "OOM", "too big", True),
+        ("os.kill(os.getpid(), 9)", "INFRA", "was ended by SIGKILL", True),
+        ("os._exit(3)", "INFRA", "ended with exit code 3", True),
+        ("os._exit(88)", "PREEMPTED", "ended with exit code 88", True),
+    ],
+)
+def test_a_failure_is_a_card_and_its_class_decides_the_retry(
+    step: Any, context_of: Any, cluster: Any, source: str, failure_class: str, words: str, retried: bool
+) -> None:
+    operator = step(source)
+    context = context_of(operator)
+    with pytest.raises(StepFailed) as caught:
+        operator.execute(context)
+    card = str(caught.value)
+    assert card.startswith(f"FAILED {failure_class}"), card
+    assert words in card
+    assert "what to do:" in card
+    assert context["ti"].xcom["failure"]["class"] == failure_class
+    decision = RetryByClass().evaluate(caught.value, 1, 10, context)
+    assert decision.action.value == ("retry" if retried else "fail"), decision
+    assert _names(cluster) == []
+
+
+def test_the_pods_own_word_stands_alone_in_the_traceback(step: Any, context_of: Any) -> None:
+    operator = step('raise errors.DataError("all rows are bad")')
+    with pytest.raises(StepFailed) as caught:
+        operator.execute(context_of(operator))
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_deleted_pod_is_preempted_and_may_run_again(step: Any, context_of: Any, cluster: Any) -> None:
+    operator = step('print("up"); time.sleep(60); return {}')
+    context = context_of(operator)
+
+    def delete() -> None:
+        while not (names := _names(cluster)):
+            time.sleep(0.05)
+        cluster.wait_phase(names[0], "Running", namespace="trainyard")
+        cluster.core_v1().delete_namespaced_pod(names[0], "trainyard", grace_period_seconds=1)
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    with pytest.raises(StepFailed, match="was deleted before it ended") as caught:
+        operator.execute(context)
+    thread.join()
+    assert caught.value.failure.failure_class.value == "PREEMPTED"
+    decision = RetryByClass().evaluate(caught.value, 1, 10, context)
+    assert (decision.action.value, decision.retry_delay.total_seconds()) == ("retry", 5.0)
+
+
+def test_killing_the_task_deletes_the_pod(step: Any, context_of: Any, cluster: Any) -> None:
+    operator = step("time.sleep(60); return {}", termination_grace_period=1)
+    context = context_of(operator)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            operator.execute(context)
+        except StepFailed as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not (names := _names(cluster)):
+        time.sleep(0.05)
+    cluster.wait_phase(names[0], "Running", namespace="trainyard")
+    operator.on_kill()
+    cluster.wait_gone(names[0], namespace="trainyard")
+    thread.join()
+
+
+def test_a_pod_over_its_memory_is_oom_and_gets_more_next_time(
+    step: Any, context_of: Any, cluster: Any
+) -> None:
+    source = "block = bytearray(300 << 20); time.sleep(30); return {}"
+    operator = step(source, pod_resources=Resources(cpu=0.1, memory="100Mi"))
+    context = context_of(operator)
+    with pytest.raises(StepFailed, match="OOMKilled") as caught:
+        operator.execute(context)
+    assert caught.value.failure.failure_class.value == "OOM"
+    assert RetryByClass().evaluate(caught.value, 1, 10, context).action.value == "retry"
+
+    again = step(source, pod_resources=Resources(cpu=0.1, memory="100Mi"))
+    second = context_of(again, store=context["task_state_store"], try_number=2)
+    pod = again.build_pod_request_obj(second, dry_run=True)
+    assert pod.spec.containers[0].resources.limits["memory"] == "150Mi"
+    with pytest.raises(StepFailed) as caught:
+        again.execute(second)
+    assert RetryByClass().evaluate(caught.value, 2, 10, second).action.value == "fail"  # once, not twice
+
+
+def test_a_pod_that_no_node_can_take_waits_and_says_so(step: Any, context_of: Any) -> None:
+    operator = step("return {}", pod_resources=Resources(memory="900Ti"), schedule_timeout_seconds=1)
+    with pytest.raises(StepFailed) as caught:
+        operator.execute(context_of(operator))
+    assert caught.value.failure.failure_class.value == "QUOTA"
+    assert "Unschedulable: 0/1 nodes are available: 1 Insufficient memory" in str(caught.value)
+
+
+def test_no_connection_is_a_setting_to_fix(
+    step: Any, context_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = step("return {}", kubernetes_conn_id="trainyard_nowhere")
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_TRAINYARD_NOWHERE",
+        '{"conn_type": "kubernetes", "extra": {"kube_config_path": "/nowhere/kubeconfig"}}',
+    )
+    with pytest.raises(StepFailed, match="no way to Kubernetes") as caught:
+        operator.execute(context_of(operator))
+    assert caught.value.failure.failure_class.value == "CONFIG"
+
+
+def test_a_refused_manifest_is_a_setting_to_fix(step: Any, context_of: Any) -> None:
+    operator = step("return {}", hostname="Not_A_Name")
+    with pytest.raises(StepFailed) as caught:
+        operator.execute(context_of(operator))
+    assert caught.value.failure.failure_class.value == "CONFIG"
+    assert "hostname" in str(caught.value)

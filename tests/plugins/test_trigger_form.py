@@ -1,0 +1,92 @@
+"""The form's fields refuse what can't be, as Airflow's REST API would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.exceptions import ParamValidationError
+from trainyard import FromForm, form
+from trainyard.failing import StepFailed
+from trainyard.trigger_form import DEFAULTS, Under, check_form
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("strategy", "magic"),
+        ("workers", -1),
+        ("workers", 65),
+        ("workers", "two"),
+        ("workers", 1.5),
+        ("ps", -1),
+        ("sync", "yes"),
+        ("backup_workers", -1),
+        ("steps", 0),
+        ("batch_size", 0),
+        ("learning_rate", 0),
+        ("learning_rate", "fast"),
+        ("seed", -1),
+        ("min_accuracy", 1.1),
+        ("max_drop", -0.1),
+        ("min_examples", 0),
+        ("override_reason", "x" * 501),
+        ("override_author", 7),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_fields_name(field: str, value: Any) -> None:
+    params = ParamsDict(form())
+    with pytest.raises(ParamValidationError, match=field):
+        params[field] = value
+
+
+def test_the_defaults_are_valid_and_every_field_is_described() -> None:
+    fields = form(workers=3)
+    assert {name: param.resolve() for name, param in fields.items()} == {**DEFAULTS, "workers": 3}
+    for param in fields.values():
+        assert param.schema["title"]
+        assert param.schema["section"] in ("Replicas", "Training", "Release gate", "Override the gate")
+    assert set(fields["strategy"].schema["values_display"]) == set(fields["strategy"].schema["enum"])
+
+
+def test_a_field_that_is_not_there_is_a_mistake_of_the_dag_file() -> None:
+    with pytest.raises(TypeError, match="wrkers"):
+        form(wrkers=3)
+    with pytest.raises(TypeError, match="wrkers"):
+        FromForm("wrkers")
+
+
+def test_values_come_from_the_run_with_their_type(context_of: Any) -> None:
+    assert FromForm("min_examples").resolve({"params": {"min_examples": 7}}) == 7  # type: ignore[typeddict-item]
+    assert FromForm("min_examples").resolve({"params": {}}) == DEFAULTS["min_examples"]  # type: ignore[typeddict-item]
+    assert Under("/jobs/1", "export").resolve({}) == "/jobs/1/export"  # type: ignore[typeddict-item]
+    assert list(FromForm("steps").iter_references()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, None),
+        ({"strategy": "local", "workers": 0, "ps": 0, "backup_workers": 5}, None),
+        ({"strategy": "multi_worker", "ps": 0}, None),
+        ({"workers": 0}, "workers must be 1 or more"),
+        ({"ps": 0}, "ps must be 1 or more"),
+        ({"sync": True, "backup_workers": 2}, "strategy.backup_workers must be below"),
+    ],
+)
+def test_fields_that_do_not_agree_are_refused_by_the_first_task(
+    context_of: Any, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], words: str | None
+) -> None:
+    with DAG("pipeline") as dag:
+        check_form()
+    task = dag.get_task("check_form")
+    context = context_of(task, params={**DEFAULTS, **values})
+    monkeypatch.setattr("airflow.sdk.get_current_context", lambda: context)
+    if words is None:
+        task.python_callable(**context)
+        return
+    with pytest.raises(StepFailed, match=words):
+        task.python_callable(**context)
+    assert context["ti"].xcom["failure"]["class"] == "CONFIG"
