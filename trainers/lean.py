@@ -50,7 +50,7 @@ def import_tensorflow() -> ModuleType:
     """
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

@@ -60,5 +60,5 @@ def test_a_process_that_imports_tensorflow_so():
     env = {k: v for k, v in os.environ.items() if k not in ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")}
     run = subprocess.run([sys.executable, "-c", PROBE], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    expected = {"hidden": [], "out": 2.0, "backend": "tensorflow", "level": "2", "pandas": 1}
+    expected = {"hidden": [], "out": 2.0, "backend": "tensorflow", "level": "3", "pandas": 1}
     assert json.loads(run.stdout.splitlines()[-1]) == expected
