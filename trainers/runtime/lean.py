@@ -7,26 +7,15 @@ graphs that the chief sends and need nothing of TensorFlow's Python.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
+from trainers.lean import import_tensorflow
+
 __all__ = ["import_server", "import_tensorflow"]
-
-# Keras tries each of these at import and does without: plots, scikit-learn wrappers, data frames as `fit` input.
-_OPTIONAL = ("matplotlib", "pandas", "sklearn")
-
-
-def import_tensorflow() -> Any:
-    """TensorFlow; user code may import the left out packages afterwards as ever."""
-    if "tensorflow" in sys.modules:
-        return sys.modules["tensorflow"]
-    with _without(_OPTIONAL):
-        return importlib.import_module("tensorflow")
 
 
 def import_server() -> Any:
@@ -49,16 +38,3 @@ def import_server() -> Any:
             del sys.modules[module]
         importlib.import_module("tensorflow")
         return importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def _without(names: tuple[str, ...]) -> Iterator[None]:
-    """Let imports of these packages fail, unless they are there already."""
-    blocked = [name for name in names if name not in sys.modules]
-    for name in blocked:
-        sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for name in blocked:
-            del sys.modules[name]
