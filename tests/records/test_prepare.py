@@ -689,6 +689,14 @@ def test_two_runs_at_once(pictures, run, said, tmp_path):
     assert names(tmp_path / "out") == [results[0].fingerprint[:16]]
 
 
+def test_long_runs_speak_in_between(pictures, run, said, monkeypatch):
+    monkeypatch.setattr("trainers.records.source.SPEAK_EVERY", 0)
+    monkeypatch.setattr("trainers.records.build.SPEAK_EVERY", 0)
+    run(pictures(10), batch_rows=2)
+    assert any(line.startswith("looked at 10 of 10 files") for line in said)
+    assert any(re.fullmatch(r"unit 1/2: 2 rows, [\d,]+ rows/s", line) for line in said)
+
+
 def test_without_locks_files_are_whole_all_the_same(pictures, run, monkeypatch):
     def flock(fd, operation):
         raise OSError(37, "No locks available")

@@ -5,12 +5,13 @@
     options     the options of prepare, and fingerprints                 standard library only
     errors      what can be wrong                                        standard library only
     build       prepare(): from raw data to a published dataset          Arrow
-      source, images, tables    ways to read raw data
-      convert, validate         types, and rows that don't fit them
-      split                     which rows are for evaluation
-      encode                    columns to framed tf.train.Examples
-      statistics                of each feature, in the same pass
-      units, write              resumable, atomic files
+      source, images, tables, jsonl    ways to read raw data
+      convert, validate                types, and rows that don't fit them
+      split                            which rows are for evaluation
+      columns, encode                  columns to framed tf.train.Examples
+      statistics                       of each feature, in the same pass
+      units, write                     resumable, atomic files
+    frames      where a file of records is damaged                        crc32c
     read        Dataset.open(): records to tensors                       TensorFlow, once it is needed
 
 `python -m trainers.records --spec JSON` is the pod step. Nothing here imports TensorFlow but `read`, inside.

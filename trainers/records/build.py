@@ -32,7 +32,7 @@ from trainers.records.manifest import (
 )
 from trainers.records.options import CODE_VERSION, Options, fingerprint
 from trainers.records.schema import Feature, Schema
-from trainers.records.source import Source, SourceFile, list_files
+from trainers.records.source import SPEAK_EVERY, Source, SourceFile, list_files
 from trainers.records.statistics import Statistics
 from trainers.records.units import Unit, UnitResult
 from trainers.records.validate import check_threshold, merge
@@ -41,8 +41,6 @@ from trainers.records.write import TEMP_SUFFIX, exclusive, sync_folder, temp_pat
 __all__ = ["Prepared", "build", "prepare"]
 
 Progress = Callable[[str], None]
-
-_SPEAK_EVERY = 5.0  # seconds
 
 
 class Prepared(NamedTuple):
@@ -63,7 +61,7 @@ def prepare(
     shards: int = 2,
     image: str = "raw",
     quarantine_threshold: float = 0.01,
-    batch_rows: int = 4096,
+    batch_rows: int = 8192,
     schema: str | Path | None = None,
     progress: Progress = print,
 ) -> Manifest:
@@ -262,7 +260,7 @@ class _Build:
         def progress(rows: int) -> None:
             nonlocal spoken
             now = time.monotonic()
-            if now - spoken >= _SPEAK_EVERY:
+            if now - spoken >= SPEAK_EVERY:
                 spoken = now
                 self.progress(
                     f"unit {unit.index + 1}/{unit.count}: {rows} rows, {rows / (now - start):,.0f} rows/s"

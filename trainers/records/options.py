@@ -35,7 +35,7 @@ class Options:
     shards: int = 2
     image: str = "raw"
     quarantine_threshold: float = 0.01
-    batch_rows: int = 4096
+    batch_rows: int = 8192
     schema: Schema | None = None
 
     def __post_init__(self) -> None:
@@ -69,8 +69,8 @@ class Options:
         for name, value in (("source", source), ("output", output)):
             if not value or not isinstance(value, (str, Path)):
                 raise InvalidOption(name, "be a path or a file:// URI", value)
-        loaded = Schema.load(_path(schema)) if schema else None
-        return cls(_path(source), _path(output), schema=loaded, **options)
+        loaded = Schema.load(_path("schema", schema)) if schema else None
+        return cls(_path("source", source), _path("output", output), schema=loaded, **options)
 
     def content(self) -> dict[str, Any]:
         """Those options that shape what is written."""
@@ -92,10 +92,11 @@ def fingerprint(options: Options, files: Iterable[tuple[str, int, str]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _path(uri: str | Path) -> Path:
+def _path(option: str, uri: str | Path) -> Path:
+    """An absolute path, so that whoever is handed a result finds it from anywhere."""
     if "://" in str(uri) and not str(uri).startswith("file://"):
-        raise InvalidOption("path", "be local or start with file://", str(uri))
-    return Path(str(uri).removeprefix("file://"))
+        raise InvalidOption(option, "be a local path or start with file://", str(uri))
+    return Path(str(uri).removeprefix("file://")).absolute()
 
 
 def _is_number(value: Any) -> bool:

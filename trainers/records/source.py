@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,7 @@ from trainers.records.schema import Schema
 
 __all__ = [
     "IMAGE_SUFFIXES",
+    "SPEAK_EVERY",
     "TABLE_SUFFIXES",
     "Batch",
     "Reject",
@@ -41,6 +43,8 @@ TABLE_SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
 }
+
+SPEAK_EVERY = 5.0  # seconds between lines of progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +145,7 @@ def list_files(source: Path, progress: Callable[[str], None]) -> tuple[str, list
         progress(f"passed over {len(ignored)} files that are no data, such as {ignored[0]}")
     kind, chosen = next(iter(kinds.items()))
     base = source.parent if source.is_file() else source
-    return kind, _hashed(chosen, base)
+    return kind, _hashed(chosen, base, progress)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -150,7 +154,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (Path(root) / name for name in files if not name.startswith("."))
 
 
-def _hashed(paths: Iterable[Path], base: Path) -> list[SourceFile]:
+def _hashed(paths: Sequence[Path], base: Path, progress: Callable[[str], None]) -> list[SourceFile]:
     def look(path: Path) -> SourceFile:
         name = path.relative_to(base).as_posix()
         try:
@@ -166,5 +170,13 @@ def _hashed(paths: Iterable[Path], base: Path) -> list[SourceFile]:
         file.check_unchanged()
         return file
 
+    files: list[SourceFile] = []
+    spoken = time.monotonic()
     with ThreadPoolExecutor(threads()) as pool:
-        return list(pool.map(look, paths, chunksize=1))
+        for file in pool.map(look, paths):
+            files.append(file)
+            if time.monotonic() - spoken >= SPEAK_EVERY:
+                spoken = time.monotonic()
+                done = sum(f.size for f in files) / 1e6
+                progress(f"looked at {len(files)} of {len(paths)} files, {done:,.0f} MB")
+    return files

@@ -34,6 +34,43 @@ TOP = 20
 VOCABULARY = 100  # so many distinct values become a feature's domain
 
 
+class _ValueCounts:
+    """How often each text was there, as Arrow tables that are summed up now and then."""
+
+    def __init__(self) -> None:
+        self._parts: list[pa.Table] = []
+
+    def add(self, array: pa.Array) -> bool:
+        """Count the values of a batch; False when there are too many different ones."""
+        counts = pc.value_counts(array)
+        return self._take(counts.field("values"), counts.field("counts"))
+
+    def merge(self, state: list[list[Any]] | None) -> bool:
+        """Take in another's `state`; False as for `add`, or when the other had too many."""
+        if state is None:
+            return False
+        return self._take(pa.array(state[0], pa.string()), pa.array(state[1], pa.int64()))
+
+    def state(self) -> list[list[Any]] | None:
+        """Values and their counts, as two lists; None when there are too many."""
+        if not self._sum_up():
+            return None
+        table = self._parts[0] if self._parts else None
+        return [table["values"].to_pylist(), table["counts"].to_pylist()] if table else [[], []]
+
+    def _take(self, values: pa.Array, counts: pa.Array) -> bool:
+        self._parts.append(pa.table({"values": values.cast(pa.string()), "counts": counts}))
+        return sum(map(len, self._parts)) <= 4 * MAX_DISTINCT or self._sum_up()
+
+    def _sum_up(self) -> bool:
+        if self._parts:
+            groups = pa.concat_tables(self._parts).group_by("values", use_threads=False)
+            table = groups.aggregate([("counts", "sum")]).rename_columns(["values", "counts"])
+            self._parts = [table]
+            return len(table) <= MAX_DISTINCT
+        return True
+
+
 class FeatureStatistics:
     """The accumulator of one feature."""
 
@@ -42,7 +79,7 @@ class FeatureStatistics:
         self.count = 0
         self.missing = 0
         self.numbers: dict[str, Any] = {"n": 0, "mean": 0.0, "m2": 0.0, "zeros": 0, "nan": 0, "infinite": 0}
-        self.values: dict[str, int] | None = {}
+        self.values: _ValueCounts | None = _ValueCounts()
         self.ranges: dict[str, int | float] = {}
 
     def add(self, array: pa.Array) -> None:
@@ -85,7 +122,8 @@ class FeatureStatistics:
         wide = values.astype(np.float64)
         mean = float(wide.mean())
         spread = wide - mean
-        self._merge_moments(len(values), mean, float(spread.dot(spread)))
+        # Not by `dot`: BLAS would wake a thread a core for so little, and they spin.
+        self._merge_moments(len(values), mean, float(np.einsum("i,i->", spread, spread)))
         self.numbers["zeros"] += int(len(values) - np.count_nonzero(values))
 
     def _add_pixels(self, array: pa.Array) -> None:
@@ -105,17 +143,7 @@ class FeatureStatistics:
         if not len(array):
             return
         self._widen("length", pc.binary_length(array))
-        if self.values is None:
-            return
-        if self.feature.encoding == "image" or self.feature.type == "bytes":
-            self.values = None
-            return
-        for item in pc.value_counts(array).to_pylist():
-            self.values[item["values"]] = self.values.get(item["values"], 0) + item["counts"]
-        self._forget()
-
-    def _forget(self) -> None:
-        if self.values is not None and len(self.values) > MAX_DISTINCT:
+        if self.feature.type == "bytes" or (self.values is not None and not self.values.add(array)):
             self.values = None
 
     def _merge_moments(self, n: int, mean: float, m2: float) -> None:
@@ -139,12 +167,8 @@ class FeatureStatistics:
         for name, value in state["ranges"].items():
             pick = min if name.startswith("min") else max
             self.ranges[name] = pick(self.ranges.get(name, value), value)
-        if state["values"] is None or self.values is None:
+        if state["values"] is None or (self.values is not None and not self.values.merge(state["values"])):
             self.values = None
-        else:
-            for value, count in state["values"].items():
-                self.values[value] = self.values.get(value, 0) + count
-            self._forget()
 
     def state(self) -> dict[str, Any]:
         """All that `merge` needs, as JSON values."""
@@ -152,7 +176,7 @@ class FeatureStatistics:
             "count": self.count,
             "missing": self.missing,
             "numbers": self.numbers,
-            "values": self.values,
+            "values": self.values.state() if self.values is not None else None,
             "ranges": self.ranges,
         }
 
@@ -165,19 +189,23 @@ class FeatureStatistics:
             out["std"] = math.sqrt(numbers["m2"] / numbers["n"])
             out["zeros"] = numbers["zeros"]
         out |= {name: numbers[name] for name in ("nan", "infinite") if numbers[name]}
-        if self.values:
-            out["distinct"] = len(self.values)
-            top = sorted(self.values.items(), key=lambda item: (-item[1], item[0]))[:TOP]
+        counts = self._counts()
+        if counts:
+            out["distinct"] = len(counts)
+            top = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOP]
             out["top"] = [list(item) for item in top]
         return out
+
+    def _counts(self) -> dict[str, int]:
+        found = self.values.state() if self.values is not None else None
+        return dict(zip(*found, strict=True)) if found else {}
 
     def domain(self) -> dict[str, Any] | None:
         """What a schema says about the values."""
         if "min" in self.ranges:
             return {"min": self.ranges["min"], "max": self.ranges["max"]}
-        if self.values and len(self.values) <= VOCABULARY:
-            return {"values": sorted(self.values)}
-        return None
+        counts = self._counts()
+        return {"values": sorted(counts)} if 0 < len(counts) <= VOCABULARY else None
 
 
 class Statistics:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainers.job.files import read_json, write_json
+from trainers.job.files import read_json, write_bytes
 from trainers.records.encode import Encoder
 from trainers.records.manifest import SPLITS, Shard, sha256_of_file
 from trainers.records.options import Options
@@ -105,14 +106,12 @@ class Unit:
                 temp.replace(self.quarantine)
             shards = tuple(writer.commit() for writer in writers)
         result = UnitResult(shards, quarantine.count, {s: statistics[s].state() for s in self.splits})
-        write_json(
-            self.record,
-            {
-                "shards": [dataclasses.asdict(shard) for shard in result.shards],
-                "bad": result.bad,
-                "statistics": result.statistics,
-            },
-        )
+        record = {
+            "shards": [dataclasses.asdict(shard) for shard in result.shards],
+            "bad": result.bad,
+            "statistics": result.statistics,
+        }
+        write_bytes(self.record, json.dumps(record).encode())
         return result
 
     def _write(
