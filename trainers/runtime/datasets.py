@@ -79,4 +79,8 @@ def make_dataset(module: TrainerModule, model: Any, records: Any, ctx: TrainerCo
             f"job {ctx.job} has no records and {module.name} makes no dataset",
             hint='set inputs["records"] to a manifest, or write make_dataset(records, ctx)',
         )
-    return default_dataset(records, ctx, model_features(model, records))
+    import tensorflow as tf
+
+    # Nothing in it needs AutoGraph, which would take half a second to find that out.
+    default = tf.autograph.experimental.do_not_convert(default_dataset)
+    return default(records, ctx, model_features(model, records))

@@ -30,7 +30,7 @@ from trainers.job.files import read_json, write_json
 from trainers.job.record import JobRecord
 from trainers.runtime.tracking import spool_path
 
-__all__ = ["Delivery", "Undelivered", "deliver", "main"]
+__all__ = ["Delivery", "Undelivered", "deliver", "main", "run_of"]
 
 log = logging.getLogger("trainyard.tracking")
 
@@ -68,7 +68,7 @@ def deliver(job_folder: Path | str, *, client: Any = None, environ: Mapping[str,
             return 0
         try:
             client = client or _client(uri)
-            run_id = _run_id(client, folder, uri)
+            run_id = run_of(client, folder, uri)
             for batch in _batches(lines):
                 _send(client, run_id, batch)
                 position += sum(map(len, batch))
@@ -101,7 +101,8 @@ def _client(uri: str) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
-def _run_id(client: Any, folder: Path, uri: str) -> str:
+def run_of(client: Any, folder: Path, uri: str) -> str:
+    """The id of the job's run: that of tracking/run.json, or of a new one in the experiment named after the job."""
     path = folder / "tracking" / _RUN
     known = read_json(path)
     if known:
@@ -110,6 +111,7 @@ def _run_id(client: Any, folder: Path, uri: str) -> str:
     experiment = client.get_experiment_by_name(job.name)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(job.name)
     run_id = client.create_run(experiment_id, run_name=folder.name).info.run_id
+    path.parent.mkdir(parents=True, exist_ok=True)
     url = f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
     write_json(path, {"run_id": run_id, "experiment_id": experiment_id, "tracking_uri": uri, "url": url})
     return str(run_id)

@@ -182,8 +182,13 @@ class _Run:
             ctx.global_batch,
         )
 
+        import tensorflow as tf
+
         def data() -> Any:
             return make_dataset(module, model, records, ctx)
+
+        if module.make_dataset is None:
+            data = tf.autograph.experimental.do_not_convert(data)
 
         return loop, step, _batches(connected, self.job.strategy.kind, data)
 

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow until `set_up`: the launcher and the trigger for
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import socket
 import threading
@@ -17,7 +18,18 @@ from trainers.job.errors import ConfigError, PeerLostError
 from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
 
-__all__ = ["SUPPORTED", "SetUp", "UnsupportedJob", "check_supported", "drives_steps", "set_up"]
+__all__ = [
+    "SUPPORTED",
+    "SetUp",
+    "UnsupportedJob",
+    "check_supported",
+    "drives_steps",
+    "set_up",
+    "thread_counts",
+    "wait_for_servers",
+]
+
+log = logging.getLogger(__name__)
 
 # Names of the strategies that run, for a form to offer; a synchronous parameter_server does not yet.
 SUPPORTED: tuple[str, ...] = tuple(kind.value for kind in StrategyKind)
@@ -82,10 +94,12 @@ def set_up(
     import tensorflow as tf
 
     job = plan.job
-    threads = max(1, math.ceil(me.resources.cpu))
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    # At least two: with one, an op that waits for a peer could keep the one waited for from running.
-    tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+    intra, inter = thread_counts(me)
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(intra)
+        tf.config.threading.set_inter_op_parallelism_threads(inter)
+    except RuntimeError:
+        log.info("tensorflow has run in this process before: its thread pools stay as they are")
     kind = job.strategy.kind
     if kind is StrategyKind.LOCAL:
         return SetUp(tf.distribute.get_strategy())
@@ -95,6 +109,13 @@ def set_up(
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         return SetUp(strategy, devices=len(strategy.extended.worker_devices))
     return _parameter_server(tf, plan, me, met_before, stop or threading.Event(), clock)
+
+
+def thread_counts(me: ReplicaPlan) -> tuple[int, int]:
+    """TensorFlow's threads within and between operations, for the cores that a replica has asked for."""
+    threads = max(1, math.ceil(me.resources.cpu))
+    # At least two: with one, an op that waits for a peer could keep the one waited for from running.
+    return threads, max(2, threads)
 
 
 def _mirrored(tf: Any, job: TrainingJob) -> SetUp:

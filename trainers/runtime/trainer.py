@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import math
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from trainers.job.record import JobRecord
 from trainers.job.spec import RoleKind
 from trainers.runtime.process import ENV_LAUNCHER_PID, die_with_launcher
 from trainers.runtime.replica import ENV_ATTEMPT
-from trainers.runtime.strategies import drives_steps
+from trainers.runtime.strategies import drives_steps, thread_counts
 from trainers.runtime.watch import stack_file
 
 __all__ = ["main"]
@@ -85,10 +84,8 @@ def serve(me: ReplicaPlan) -> None:
 def _server_config(me: ReplicaPlan) -> Any:
     from tensorflow.core.protobuf import config_pb2
 
-    threads = max(1, math.ceil(me.resources.cpu))
-    return config_pb2.ConfigProto(
-        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(2, threads)
-    )
+    intra, inter = thread_counts(me)
+    return config_pb2.ConfigProto(intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter)
 
 
 if __name__ == "__main__":
