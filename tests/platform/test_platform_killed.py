@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from trainyard.platform import leash as leash_module
 from trainyard.platform.processes import identity, is_running
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from trainyard.platform import supervisor as supervisor_module
 from trainyard.platform.probes import file_written
 from trainyard.platform.services import Service

@@ -107,6 +107,10 @@ class AirflowClient:
         self._clock = clock
         self._sleep = sleep
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
     def dag(self, dag_id: str) -> dict[str, Any]:
         """The DAG as the scheduler knows it, with its timetable's next date."""
         return self._call("GET", f"/api/v2/dags/{quote(dag_id)}/details")
@@ -249,15 +253,24 @@ class AirflowClient:
         )
 
     def _call(self, method: str, path: str, **request: Any) -> Any:
-        for attempt in (1, 2):
-            if not self._token:
-                self._token = self._send("POST", "/auth/token", json=self._login).json()["access_token"]
-            headers = {"Authorization": f"Bearer {self._token}"}
-            response = self._send(method, path, headers=headers, **request)
-            if response.status_code != 401 or attempt == 2:
-                return response.json() if response.content else None
-            self._token = ""  # it ran out, or the api-server has other keys now
-        raise AssertionError("unreachable")
+        response = self._authorized(method, path, **request)
+        if response.status_code == 401:  # the token ran out, or the api-server has other keys now
+            self._token = ""
+            response = self._authorized(method, path, **request)
+        if response.status_code == 401:
+            raise AirflowError(f"Airflow at {self.url} does not take its own token", hint="make down, then make up")
+        return response.json() if response.content else None
+
+    def _authorized(self, method: str, path: str, **request: Any) -> httpx.Response:
+        if not self._token:
+            login = self._send("POST", "/auth/token", json=self._login)
+            if login.status_code == 401:
+                raise AirflowError(
+                    f"Airflow at {self.url} does not take the password of {self._login['username']}",
+                    hint="another Airflow listens there, or the password file was changed: make down, then make up",
+                )
+            self._token = login.json()["access_token"]
+        return self._send(method, path, headers={"Authorization": f"Bearer {self._token}"}, **request)
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         try:

@@ -74,7 +74,6 @@ def airflow_options(settings: Settings, keys: Keys, port: int) -> Options:
             ),
             "colored_console_log": "False",
         },
-        "usage_data_collection": {"enabled": "False"},
     }
 
 

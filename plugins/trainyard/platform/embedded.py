@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainers.job.errors import ConfigError, InfraError
 from trainyard.platform.host import EXIT_HELD, end_leftovers
 from trainyard.platform.keys import AIRFLOW_USER, make_keys
-from trainyard.platform.processes import is_running
+from trainyard.platform.processes import identity, is_running
 from trainyard.platform.services import base_environment, client_environment
 from trainyard.platform.settings import Settings
 from trainyard.platform.state import is_held, read_state, write_state
@@ -115,16 +115,26 @@ class Platform:
             PlatformBusy: a run that is going on has the platform of this home for itself.
             PlatformFailed: a component didn't come up; everything that was started is stopped again.
         """
-        deadline = time.monotonic() + START_SECONDS
         started_here = not is_held(self.settings.lock_file)
         if started_here:
             self._spawn(attached=attached)
+        try:
+            return self._await(started_here, attached=attached, on_progress=on_progress)
+        except BaseException:  # Ctrl-C too: nothing half started stays behind
+            if self._host is not None:
+                self.stop()
+            raise
+
+    def _await(self, started_here: bool, *, attached: bool, on_progress: OnProgress) -> bool:
+        """Wait until whoever has the lock is up; whether that is the supervisor that was started here."""
+        deadline = time.monotonic() + START_SECONDS
         while True:
             state = self.state
             if self._host is not None and self._host.poll() is not None:
                 if self._host.returncode != EXIT_HELD:
                     raise self._failed(state)
-                self._host, started_here = None, False  # another one was quicker
+                self._forget_host()
+                started_here = False  # another one was quicker
             current = self._host is None or state.get("supervisor", {}).get("pid") == self._host.pid
             if current and state.get("state") in ("starting", "running"):
                 if self._host is None and state.get("attached"):
@@ -133,14 +143,11 @@ class Platform:
                 if state["state"] == "running":
                     return started_here
             elif self._host is None and not is_held(self.settings.lock_file):
-                return self.start(
-                    attached=attached, on_progress=on_progress
-                )  # the other one was just stopping
+                # The other one was just stopping.
+                return self.start(attached=attached, on_progress=on_progress)
             if time.monotonic() >= deadline:
-                self.stop()
                 raise PlatformFailed(
-                    f"the platform was not up within {START_SECONDS:.0f} s",
-                    hint=f"look into {self.settings.logs}",
+                    f"the platform was not up within {START_SECONDS:.0f} s", hint=f"look into {self.settings.logs}"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -151,19 +158,20 @@ class Platform:
         """
         state = self.state
         supervisor = state.get("supervisor", {})
-        if self._host is not None:
-            pid, known = self._host.pid, None
-            if self._host.poll() is None:
-                self._host.send_signal(signal.SIGTERM)
+        if self._host is not None and self._host.poll() is None:
+            pid = self._host.pid
+            self._host.send_signal(signal.SIGTERM)
         elif is_running(supervisor.get("pid", 0), supervisor.get("identity")):
-            pid, known = supervisor["pid"], supervisor["identity"]
+            pid = supervisor["pid"]
             os.kill(pid, signal.SIGTERM)
         else:
+            self._forget_host()
             left = end_leftovers(state)
             if state.get("state") not in (None, "stopped", "failed"):
                 write_state(self.settings.state_file, {**state, "state": "stopped", "services": []})
             return bool(left)
         deadline = time.monotonic() + STOP_SECONDS
+        known = identity(pid)
         while self._host.poll() is None if self._host else is_running(pid, known):
             on_progress(self.state)
             if time.monotonic() >= deadline:
@@ -172,8 +180,7 @@ class Platform:
                     hint=f"kill -9 {pid} ends everything within seconds",
                 )
             time.sleep(_POLL_SECONDS)
-        self._host = None
-        self.__dict__.pop("airflow", None)
+        self._forget_host()
         return True
 
     @contextlib.contextmanager
@@ -200,6 +207,14 @@ class Platform:
                 start_new_session=True,  # Ctrl-C reaches the client alone, which then stops things in order
             )
 
+    def _forget_host(self) -> None:
+        """The supervisor is gone: close what leads to it, and the client of the Airflow that was."""
+        if self._host is not None and self._host.stdin is not None:
+            self._host.stdin.close()
+        self._host = None
+        if client := self.__dict__.pop("airflow", None):
+            client.close()
+
     def _busy(self, state: Mapping[str, Any]) -> PlatformBusy:
         return PlatformBusy(
             f"another run (supervisor pid {state['supervisor']['pid']}) has the platform of {self.settings.home}",
@@ -209,7 +224,7 @@ class Platform:
     def _failed(self, state: Mapping[str, Any]) -> PlatformFailed:
         failure = state.get("failure")
         code = self._host.returncode if self._host else None
-        self._host = None
+        self._forget_host()
         if failure:
             return PlatformFailed(
                 f"{failure['title']} {failure['what']}", failure=failure, hint=failure["hint"]

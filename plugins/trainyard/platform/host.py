@@ -125,7 +125,7 @@ def end_leftovers(state: Mapping[str, Any]) -> list[str]:
     for service in state.get("services", ()):
         pid = service.get("pid")
         if pid and is_running(pid, service.get("identity")):
-            kill_all(reversed(tree(pid)), grace=5.0)
+            kill_all(tree(pid), grace=5.0)
             ended.append(service["name"])
     return ended
 
