@@ -58,7 +58,7 @@ def _scheduled(cluster, name):
     def said(pod):
         return any(row["type"] == "PodScheduled" for row in pod["status"].get("conditions", ()))
 
-    pod = cluster._wait(name, None, 10, said, "a word of the scheduler")
+    pod = cluster.wait_until(name, said, "a word of the scheduler")
     return next(row for row in pod["status"]["conditions"] if row["type"] == "PodScheduled")
 
 
@@ -160,6 +160,13 @@ def test_a_pod_over_a_quota_is_forbidden(core, name, hard, resources, message):
     assert (body["code"], body["reason"]) == (403, "Forbidden")
     assert body["message"].startswith('pods "p" is forbidden: exceeded quota: q')
     assert message in body["message"]
+
+
+def test_a_quota_must_be_of_quantities(core, name):
+    with pytest.raises(ApiException, match=r"spec.hard\[memory\]: quantity must be"):
+        core.create_namespaced_resource_quota(
+            name, {"metadata": {"name": "q"}, "spec": {"hard": {"memory": "2GB"}}}
+        )
 
 
 def test_a_quota_with_room_lets_pods_in(cluster, core, name):

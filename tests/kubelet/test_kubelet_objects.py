@@ -367,7 +367,8 @@ def test_the_same_event_again_raises_its_count(cluster, core, name):
         return [row.count for row in rows.items]
 
     deadline = time.monotonic() + 10
-    while counts() != [2] and time.monotonic() < deadline:
+    while counts() in ([], [1]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert counts() == [2]
+    (count,) = counts()
+    assert count >= 2
     core.delete_namespaced_pod(name, "default")

@@ -163,10 +163,8 @@ def test_env_is_resolved_as_on_a_cluster(cluster, core, name, monkeypatch):
 def test_a_missing_reference_waits_until_it_is_there(cluster, core, name):
     env = [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": name, "key": "a"}}}]
     cluster.run(pod_manifest(name, ["sh", "-c", "echo $A"], container={"env": env}))
-    pod = cluster._wait(
+    pod = cluster.wait_until(
         name,
-        None,
-        10,
         lambda pod: "CreateContainerConfigError" in str(pod["status"].get("containerStatuses")),
         "the error",
     )
@@ -240,12 +238,8 @@ def test_on_failure_restarts_with_back_off_until_it_succeeds(cluster, name, tmp_
 
 def test_always_restarts_also_after_success_and_shows_the_back_off(cluster, core, name):
     cluster.run(pod_manifest(name, ["sh", "-c", "echo run"], restart_policy="Always"))
-    pod = cluster._wait(
-        name,
-        None,
-        10,
-        lambda pod: "CrashLoopBackOff" in str(pod["status"].get("containerStatuses")),
-        "back-off",
+    pod = cluster.wait_until(
+        name, lambda pod: "CrashLoopBackOff" in str(pod["status"].get("containerStatuses")), "back-off"
     )
     assert pod["status"]["phase"] == "Running"
     assert "back-off" in pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
@@ -256,10 +250,8 @@ def test_always_restarts_also_after_success_and_shows_the_back_off(cluster, core
 
 def test_a_start_error_is_tried_again_where_the_policy_says_so(cluster, core, name):
     cluster.run(pod_manifest(name, ["no-such-program-x"], restart_policy="OnFailure"))
-    cluster._wait(
+    cluster.wait_until(
         name,
-        None,
-        10,
         lambda pod: any(row["restartCount"] for row in pod["status"].get("containerStatuses", ())),
         "a restart",
     )

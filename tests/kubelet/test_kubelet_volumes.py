@@ -105,7 +105,7 @@ def test_a_host_path_is_what_its_type_says(cluster, core, name, tmp_path, kind, 
         cluster.wait_phase(name, "Succeeded")
         assert path.is_dir() == (kind == "DirectoryOrCreate")
         return
-    cluster._wait(name, None, 10, lambda pod: "FailedMount" in dict(cluster.events(name)), "FailedMount")
+    cluster.wait_until(name, lambda pod: "FailedMount" in dict(cluster.events(name)), "FailedMount")
     assert cluster.pod(name)["status"]["phase"] == "Pending"
     waiting = cluster.pod(name)["status"]["containerStatuses"][0]["state"]["waiting"]
     assert waiting == {"reason": "ContainerCreating"}
@@ -160,7 +160,7 @@ def test_a_volume_that_cannot_be_had_is_named(cluster, core, name, volume, messa
     def said(pod):
         return message in dict(cluster.events(name, name)).get("FailedMount", "")
 
-    cluster._wait(name, name, 10, said, message)
+    cluster.wait_until(name, said, message, namespace=name)
     core.delete_namespaced_pod(name, name)
     cluster.wait_gone(name, namespace=name, timeout=5)
 

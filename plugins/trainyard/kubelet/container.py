@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -152,7 +153,8 @@ class ContainerRun:
         return f"held {format_bytes(self._used)} with a memory limit of {format_bytes(limit)}"
 
     def _message(self, exit_code: int) -> str:
-        with self.message_path.open("rb") as f:
+        text = ""
+        with contextlib.suppress(FileNotFoundError), self.message_path.open("rb") as f:
             text = f.read(MAX_MESSAGE).decode(errors="replace")
         if not text and exit_code != 0 and self._spec["terminationMessagePolicy"] == "FallbackToLogsOnError":
             text = logs.tail(self.log.path, lines=_FALLBACK_LINES, size=_FALLBACK_BYTES)

@@ -97,7 +97,7 @@ def container_env(
             if reference := source.get(field):
                 data = _data(store, plural, namespace, reference)
                 prefix = source.get("prefix") or ""
-                env.update({prefix + key: value.decode() for key, value in (data or {}).items()})
+                env.update({prefix + key: _text(value) for key, value in (data or {}).items()})
     for entry in container.get("env") or ():
         if origin := entry.get("valueFrom"):
             value = _value_from(origin, pod, container, store, capacity)
@@ -136,7 +136,7 @@ def _value_from(
         if reference := origin.get(field):
             data = _data(store, plural, namespace, reference)
             if data is not None and reference["key"] in data:
-                return data[reference["key"]].decode()
+                return _text(data[reference["key"]])
             if reference.get("optional"):
                 return None
             kind = RESOURCES[plural].kind
@@ -144,6 +144,10 @@ def _value_from(
                 f"couldn't find key {reference['key']} in {kind} {namespace}/{reference['name']}"
             )
     raise ConfigError(f"valueFrom {', '.join(origin) or 'nothing'} is not known to the process kubelet")
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="surrogateescape")  # a variable may hold any bytes but 0
 
 
 def _pod_field(path: str, pod: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.kubelet.errors import bad_request, conflict, invalid
+from trainyard.kubelet.quantity import parse_quantity
 from trainyard.kubelet.resources import Resource
 
 __all__ = ["LABEL", "LABEL_RULE", "Causes", "check_meta", "check_object", "check_update", "json_type"]
@@ -120,6 +121,12 @@ def check_object(resource: Resource, obj: dict[str, Any]) -> dict[str, Any]:
             raise invalid("Service", name, [("spec.ports", "Required value")])
         spec.setdefault("clusterIP", "127.0.0.1")
         obj["status"] = {"loadBalancer": {}}
+    elif resource.plural == "resourcequotas":
+        for key, value in ((obj.get("spec") or {}).get("hard") or {}).items():
+            try:
+                parse_quantity(value)
+            except ValueError as e:
+                raise bad_request(f"spec.hard[{key}]: {e}") from e
     elif resource.plural == "persistentvolumeclaims":
         spec = obj.setdefault("spec", {})
         if not spec.get("accessModes"):

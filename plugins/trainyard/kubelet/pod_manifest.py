@@ -87,6 +87,9 @@ def check_pod(pod: dict[str, Any]) -> None:
     for field in ("hostname", "subdomain"):
         if spec.get(field) and not LABEL.match(str(spec[field])):
             causes.append((f"spec.{field}", f'Invalid value: "{spec[field]}": {LABEL_RULE}'))
+    chosen = spec.get("nodeSelector") or {}
+    if not isinstance(chosen, dict) or not all(isinstance(value, str) for value in chosen.values()):
+        raise bad_request(f"spec.nodeSelector must be an object of strings, got {chosen!r}")
     volumes = _check_volumes(spec, causes)
     names: set[str] = set()
     for field, rows in (
@@ -118,6 +121,12 @@ def _check_volumes(spec: Mapping[str, Any], causes: Causes) -> set[str]:
         elif name in names:
             causes.append((f"{where}.name", f'Duplicate value: "{name}"'))
         names.add(name)
+        claim = volume.get("persistentVolumeClaim")
+        if claim is not None and not (isinstance(claim, dict) and claim.get("claimName")):
+            causes.append((f"{where}.persistentVolumeClaim.claimName", "Required value"))
+        host = volume.get("hostPath")
+        if host is not None and not (isinstance(host, dict) and host.get("path")):
+            causes.append((f"{where}.hostPath.path", "Required value"))
         kinds = [key for key in volume if key != "name" and volume[key] is not None]
         if len(kinds) > 1:
             causes.append((where, "Forbidden: may not specify more than 1 volume type"))

@@ -97,20 +97,14 @@ def find(mark: str, leader: int | None = None) -> list[psutil.Process]:
     """All living processes that carry `mark` (or one that starts with it and "/"), are in the session of
     `leader`, or descend from one of those."""
     chosen: dict[int, psutil.Process] = {}
-    parents: dict[int, list[psutil.Process]] = {}
-    for process in psutil.process_iter(["ppid", "status"]):
-        if process.info["status"] == psutil.STATUS_ZOMBIE:
-            continue
-        parents.setdefault(process.info["ppid"], []).append(process)
+    for process in psutil.process_iter():
+        # Session and mark cost little; state and descent are asked only of the few that are ours.
         if process.pid != os.getpid() and _belongs(process, mark, leader):
             chosen[process.pid] = process
-    todo = list(chosen)
-    while todo:
-        for child in parents.get(todo.pop(), ()):
-            if child.pid not in chosen and child.pid != os.getpid():
-                chosen[child.pid] = child
-                todo.append(child.pid)
-    return list(chosen.values())
+    for process in list(chosen.values()):
+        with contextlib.suppress(*_GONE):
+            chosen.update({child.pid: child for child in process.children(recursive=True)})
+    return [process for process in chosen.values() if process.pid != os.getpid() and _lives(process)]
 
 
 def _belongs(process: psutil.Process, mark: str, leader: int | None) -> bool:

@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,12 +111,12 @@ class FakeCluster:
         self, name: str, *phases: str, namespace: str | None = None, timeout: float = 30.0
     ) -> dict[str, Any]:
         """Wait until the pod is in one of the phases; its object. TimeoutError says where it stands."""
-        return self._wait(
+        return self.wait_until(
             name,
-            namespace,
-            timeout,
             lambda pod: pod["status"]["phase"] in phases,
             f"phase {' or '.join(phases)}",
+            namespace=namespace,
+            timeout=timeout,
         )
 
     def wait_gone(self, name: str, *, namespace: str | None = None, timeout: float = 30.0) -> None:
@@ -125,19 +124,29 @@ class FakeCluster:
         if not self.kubelet.store.wait(lambda: self.pod(name, namespace) is None, timeout):
             raise TimeoutError(f"pod {name} is still there after {timeout:g} s")
 
-    def _wait(self, name: str, namespace: str | None, timeout: float, done: Any, what: str) -> dict[str, Any]:
+    def wait_until(
+        self,
+        name: str,
+        done: Callable[[dict[str, Any]], bool],
+        what: str,
+        *,
+        namespace: str | None = None,
+        timeout: float = 30.0,
+    ) -> dict[str, Any]:
+        """Wait until there is such a pod and `done(pod)`; its object. `what` is for the TimeoutError."""
+        found: list[dict[str, Any]] = []
+
         def reached() -> bool:
             pod = self.pod(name, namespace)
-            return pod is not None and done(pod)
+            if pod is not None and done(pod):
+                found.append(pod)
+            return bool(found)
 
-        deadline = time.monotonic() + timeout
-        if not self.kubelet.store.wait(reached, deadline - time.monotonic()):
+        if not self.kubelet.store.wait(reached, timeout):
             pod = self.pod(name, namespace)
             status = json.dumps(pod["status"], indent=1) if pod else "there is no such pod"
             raise TimeoutError(f"pod {name} did not reach {what} within {timeout:g} s: {status}")
-        found = self.pod(name, namespace)
-        assert found is not None
-        return found
+        return found[0]
 
     def log(self, name: str, namespace: str | None = None, **options: Any) -> str:
         """The log of a pod through the API, as text; options of `read_namespaced_pod_log`."""
