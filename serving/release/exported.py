@@ -95,9 +95,14 @@ class Export:
         )
         if "saved_model.pb" not in listed:
             raise ExportInvalid(f"{folder / MANIFEST} lists no saved_model.pb: not a SavedModel")
-        return cls(
-            folder, _check_digest(f"digest of {folder / MANIFEST}", manifest.get("digest")), files, manifest
-        )
+        digest = _check_digest(f"digest of {folder / MANIFEST}", manifest.get("digest"))
+        lines = "".join(f"{file.path} {file.sha256}\n" for file in files)
+        if hashlib.sha256(lines.encode()).hexdigest() != digest:
+            raise ExportInvalid(
+                f"digest of {folder / MANIFEST} is not that of the files it lists",
+                hint="run the export again",
+            )
+        return cls(folder, digest, files, manifest)
 
     @property
     def bytes(self) -> int:

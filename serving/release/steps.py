@@ -119,6 +119,7 @@ def promote_step(
     why: str,
     gate: Mapping[str, Any] | None = None,
     mlflow_version: str | int | None = None,
+    deadline_s: float = 60.0,
     alias: Alias | None = None,
 ) -> dict[str, Any]:
     """Make a deployed version the champion: label `stable`, promotion log, aliases `champion` and `previous`.
@@ -134,7 +135,7 @@ def promote_step(
         )
     store = ReleaseStore(storage, name)
     rollout = _rollout(servers, config_path)
-    labels = rollout.set_labels(name, {"stable": version, "canary": version})
+    labels = rollout.set_labels(name, {"stable": version, "canary": version}, deadline_s=deadline_s)
     registered = None if mlflow_version is None else str(mlflow_version)
     entry = store.promote(version, by=by, why=why, gate=gate, mlflow_version=registered)
     before = None if entry.previous is None else store.record(entry.previous).get("mlflow_version")

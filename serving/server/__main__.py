@@ -23,6 +23,8 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    for chatty in ("tensorflow", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         return ModelServer(options).run()
     except (ServingError, Refused) as e:

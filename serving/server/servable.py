@@ -153,6 +153,7 @@ class Servable:
         make = getattr(self._session, "_make_callable_from_options", None)
         if make is None:  # not a public name: TensorFlow may take it away
             log.warning("this tensorflow has no callable from options, requests cost more")
+        if make is None or set(feeds) & set(fetches):  # callables refuse to answer what they are fed
             return lambda *arrays: self._session.run(fetches, dict(zip(feeds, arrays, strict=True)))
         options = runtime.config_pb2.CallableOptions(feed=feeds, fetch=fetches)
         options.run_options.inter_op_thread_pool = -1

@@ -12,13 +12,16 @@ from serving.release.exported import Golden, GoldenTensor
 
 __all__ = ["compare", "golden_inputs"]
 
-_DTYPES = {tensors.dtype_name(enum): dtype for enum, dtype in tensors.DTYPES.items()}
+# By TensorFlow's names and by NumPy's; bfloat16 is compared as float32, which holds all its values.
+_DTYPES = {
+    **{dtype.name: dtype for dtype in tensors.DTYPES.values()},
+    **{tensors.dtype_name(enum): dtype for enum, dtype in tensors.DTYPES.items()},
+    "bfloat16": np.dtype(np.float32),
+}
 
 
 def _array(name: str, tensor: GoldenTensor) -> np.ndarray:
-    dtype = _DTYPES.get(
-        {"float32": "float", "float64": "double", "float16": "half"}.get(tensor.dtype, tensor.dtype)
-    )
+    dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise ExportInvalid(f"golden tensor {name} has an unknown dtype {tensor.dtype!r}")
     try:
@@ -56,9 +59,11 @@ def compare(golden: Golden, answers: Mapping[str, np.ndarray], tolerance: float,
             raise VerificationFailed(f"{who} does not answer output {name}, only {sorted(answers)}")
         if got.shape != wanted.shape:
             raise VerificationFailed(f"{who} answers output {name} of shape {got.shape}, not {wanted.shape}")
-        if wanted.dtype.kind == "f":
+        if wanted.dtype.kind in "fc":
+            wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
+            got = got.astype(wide)
             with np.errstate(invalid="ignore"):
-                difference = np.abs(got.astype(np.float64) - wanted.astype(np.float64))
+                difference = np.abs(got - wanted.astype(wide))
             close = np.isclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
             if difference.size and np.isfinite(difference).any():
                 worst = max(worst, float(difference[np.isfinite(difference)].max()))

@@ -195,9 +195,9 @@ def write_manifest(folder: Path) -> None:
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in ("export.json", "golden.json")
+        if path.is_file() and path != folder / "export.json"
     }
-    listed = "".join(f"{name}\0{file['bytes']}\0{file['sha256']}\n" for name, file in files.items())
+    listed = "".join(f"{name} {files[name]['sha256']}\n" for name in sorted(files))
     manifest = {
         "format": 1,
         "files": files,

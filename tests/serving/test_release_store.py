@@ -347,6 +347,7 @@ FILE = {"bytes": 1, "sha256": "0" * 64}
         ({"files": {"saved_model.pb": {"bytes": -1, "sha256": "0" * 64}}}, "0 or more"),
         ({"files": {"saved_model.pb": {"bytes": 1, "sha256": "x"}}}, "64 hex digits"),
         ({"digest": None}, "digest of .* must be 64 hex"),
+        ({"digest": "0" * 64}, "digest of .* is not that of the files it lists"),
     ],
 )
 def test_bad_manifests_are_refused(fake_export, changes, message):
@@ -367,7 +368,7 @@ def test_missing_and_broken_files_are_told(fake_export, tmp_path):
     whole = fake_export("x", "whole")
     export = Export.load(whole)
     export.verify()
-    assert export.bytes == 4
+    assert export.bytes == 4 + len("{}")
     (whole / "saved_model.pb").write_text("y")
     with pytest.raises(ExportInvalid, match="not what its exporter wrote"):
         export.verify()

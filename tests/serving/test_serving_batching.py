@@ -123,7 +123,7 @@ def test_limits_are_told(make, run):
         time.sleep(0.1)
         second = pool.submit(batcher, np.ones((2, 2)))
         time.sleep(0.1)
-        with pytest.raises(Refused, match="queue .* is full"):
+        with pytest.raises(Refused, match=r"queue .* is full"):
             batcher(np.ones((2, 2)))
         run.go.set()
         assert first.result()

@@ -10,14 +10,21 @@ import grpc
 import numpy as np
 import pytest
 
-from serving.errors import BadRequest, ModelNotFound, ServerFailed, ServerUnavailable, VersionFailed
+from serving.errors import (
+    BadRequest,
+    ModelNotFound,
+    ServerFailed,
+    ServerUnavailable,
+    ServingError,
+    VersionFailed,
+)
 
 
 class Load:
     """Callers that ask without a pause, and keep what they got and what went wrong."""
 
     def __init__(self, clients, images):
-        self.answers: list[tuple[int, bool]] = []
+        self.answers: list[np.ndarray] = []
         self.errors: list[Exception] = []
         self._images = images
         self._stop = threading.Event()
@@ -27,7 +34,7 @@ class Load:
         while not self._stop.is_set():
             try:
                 self.answers.append(client.predict({"image": self._images})["logits"])
-            except Exception as e:
+            except ServingError as e:
                 self.errors.append(e)
 
     def __enter__(self):
@@ -242,7 +249,7 @@ def test_a_failed_version_is_tried_again_by_a_reload(
 def test_bad_configs_are_refused_whole(shared_server, client_of, text, message):
     client = client_of(shared_server)
     with pytest.raises(BadRequest, match=message):
-        client.reload("model_config_list { %s }" % text)
+        client.reload(f"model_config_list {{ {text} }}")
     assert client.status()[1].available
 
 

@@ -56,20 +56,23 @@ def test_fields_of_ours_are_replaced_and_others_kept(file):
     assert model.logging_config.sampling_config.sampling_rate == 0.5
 
 
-def test_a_change_that_fails_leaves_the_file_as_it_was(file):
-    for content in (None, BY_HAND):
-        if content:
-            file.path.write_text(content)
-        with (
-            pytest.raises(RuntimeError, match="refused"),
-            file.change("digits", ModelEntry("digits", "/m", (1,))) as change,
-        ):
-            assert file.entry("digits") == ModelEntry("digits", "/m", (1,))
-            assert len(change.config.model_config_list.config) == 1 + bool(content)
+@pytest.mark.parametrize("content", [None, BY_HAND])
+def test_a_change_that_fails_leaves_the_file_as_it_was(file, content):
+    ensure_config(file.path)
+    file.path.unlink()
+    if content:
+        file.path.write_text(content)
+    seen = []
+
+    def refuse():
+        with file.change("digits", ModelEntry("digits", "/m", (1,))) as change:
+            seen.append((file.entry("digits"), len(change.config.model_config_list.config)))
             raise RuntimeError("refused")
-        assert file.path.exists() == bool(content)
-        if content:
-            assert file.path.read_text() == content
+
+    with pytest.raises(RuntimeError, match="refused"):
+        refuse()
+    assert seen == [(ModelEntry("digits", "/m", (1,)), 1 + bool(content))]
+    assert (file.path.read_text() if file.path.exists() else None) == content
 
 
 def test_changes_wait_for_each_other(file):
