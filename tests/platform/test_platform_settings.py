@@ -198,7 +198,9 @@ def test_mlflow_is_told_by_the_names_it_reads(settings: Settings) -> None:
     )
     assert {names[f"{name}_ENV_VAR"] for name in wanted} <= set(mlflow.environ)
     started = installed("mlflow", "server/__init__.py")
-    assert '"mlflow.server.fastapi_app:app" if using_uvicorn' in started, "what `mlflow server` starts in the end"
+    assert '"mlflow.server.fastapi_app:app" if using_uvicorn' in started, (
+        "what `mlflow server` starts in the end"
+    )
 
 
 def test_the_environment_of_components_is_clean() -> None:

@@ -101,7 +101,7 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Snapshot]:
     """The run about once a second, the last time when it is over."""
-    begun = run.queued or clock()
+    begun = clock() if run.queued is None else run.queued
     while True:
         now = client.run(run.dag_id, run.run_id)
         tasks = tuple(client.tasks(run.dag_id, run.run_id))

@@ -154,7 +154,7 @@ class LiveProgress:
             tries = f"try {task.try_number}" if task.try_number > 1 else ""
             table.add_row(
                 Text(mark, style),
-                task.name,
+                Text(task.name),
                 Text(task.state.replace("_", " "), style),
                 _seconds(seconds),
                 tries,

@@ -132,8 +132,8 @@ def make_report(platform: Platform, snapshot: Snapshot) -> Report:
         served, note = _ask_server(platform, release["name"], release["version"])
         notes += [note] if note else []
         notes += list(release.get("warnings") or ())
-    begin = run.queued or run.started or snapshot.now
-    stages = split_time(snapshot.tasks, begin, run.ended or snapshot.now)
+    begin = next(t for t in (run.queued, run.started, snapshot.now) if t is not None)
+    stages = split_time(snapshot.tasks, begin, snapshot.now if run.ended is None else run.ended)
     return Report(snapshot, stages, verdict, release, links, served, tuple(notes))
 
 
