@@ -59,7 +59,10 @@ def faults_of(path: Path, repo: Path, verbs: set[str], commands: set[str]) -> It
         for fault in (*_source_faults(fence, repo), *_python_faults(fence)):
             yield f"{where}:{fence.line}: {fault}"
     shell = [fence.text for fence in fences(text) if fence.language in _SHELL]
-    for code in (*_CODE.findall(prose), *(line.strip().removeprefix("$ ") for block in shell for line in block.splitlines())):
+    for code in (
+        *_CODE.findall(prose),
+        *(line.strip().removeprefix("$ ") for block in shell for line in block.splitlines()),
+    ):
         for program, known in (("make", verbs), ("trainyard", commands)):
             match = re.match(rf"{program} ([a-z][a-z-]*)(?=\s|$)", code)
             if match and match[1] not in known:
@@ -73,7 +76,11 @@ def _link_fault(target: str, path: Path) -> str | None:
     goal = (path.parent / file).resolve() if file else path
     if not goal.exists():
         return f"{target} leads nowhere"
-    if anchor and goal.suffix == ".md" and anchor not in {_slug(h) for h in _HEADING.findall(goal.read_text())}:
+    if (
+        anchor
+        and goal.suffix == ".md"
+        and anchor not in {_slug(h) for h in _HEADING.findall(goal.read_text())}
+    ):
         return f"{target}: no such heading"
     return None
 
@@ -120,7 +127,9 @@ def known_commands() -> set[str]:
     """The commands of the command line."""
     from trainyard.cli import parser
 
-    return {name for action in parser()._actions if isinstance(action.choices, dict) for name in action.choices}
+    return {
+        name for action in parser()._actions if isinstance(action.choices, dict) for name in action.choices
+    }
 
 
 def pages(repo: Path) -> list[Path]:
@@ -128,7 +137,11 @@ def pages(repo: Path) -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "*.md"]
     done = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
     if done.returncode:  # an unpacked archive is no clone
-        return [page for page in repo.rglob("*.md") if not any(p.startswith(".") for p in page.relative_to(repo).parts)]
+        return [
+            page
+            for page in repo.rglob("*.md")
+            if not any(p.startswith(".") for p in page.relative_to(repo).parts)
+        ]
     return [repo / name for name in done.stdout.split("\0") if name and (repo / name).exists()]
 
 

@@ -13,7 +13,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Wall:
-    """Files below `room` must not import `banned`; with `only_standard`, nothing but the standard library and itself."""
+    """Files below `room` must not import `banned`; with `only_standard`, only the standard library and itself."""
 
     room: str
     banned: tuple[str, ...] = ()
@@ -24,9 +24,15 @@ class Wall:
 WALLS = (
     Wall("trainers/job", only_standard=True, reason="it is read everywhere, also where nothing is installed"),
     Wall("trainers", ("airflow", "trainyard", "serving"), reason="it runs in replicas, where Airflow isn't"),
-    Wall("serving", ("airflow", "trainyard", "trainers"), reason="it reads what the export wrote, nothing else"),
+    Wall(
+        "serving", ("airflow", "trainyard", "trainers"), reason="it reads what the export wrote, nothing else"
+    ),
     Wall("plugins/trainyard/kubelet", ("airflow",), reason="it stands for a cluster, which knows no Airflow"),
-    Wall("plugins/trainyard/platform", ("airflow",), reason="it starts Airflow; importing it costs seconds a command"),
+    Wall(
+        "plugins/trainyard/platform",
+        ("airflow",),
+        reason="it starts Airflow; importing it costs seconds a command",
+    ),
 )
 
 
