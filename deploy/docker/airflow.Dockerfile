@@ -17,7 +17,11 @@ COPY config /opt/trainyard/config
 COPY trainers /opt/trainyard/trainers
 COPY serving /opt/trainyard/serving
 COPY deploy/docker/healthcheck.py deploy/compose/volumes.py /opt/trainyard/
-RUN /opt/venv/bin/python -m compileall -q /opt/trainyard
+# config/ holds airflow_local_settings, which preloads what every task would import again.
+RUN echo /opt/trainyard > /tmp/trainyard.pth && echo /opt/trainyard/plugins >> /tmp/trainyard.pth \
+ && echo /opt/trainyard/config >> /tmp/trainyard.pth \
+ && cp /tmp/trainyard.pth "$(/opt/venv/bin/python -c 'import site; print(site.getsitepackages()[0])')" \
+ && /opt/venv/bin/python -m compileall -q /opt/trainyard
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="Trainyard Airflow" \
@@ -32,9 +36,7 @@ RUN groupadd --gid 10001 trainyard \
  && chown -R 10001:10001 /var/lib/trainyard
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/trainyard /opt/trainyard
-# config/ holds airflow_local_settings, which preloads what every task would import again.
 ENV PATH=/opt/venv/bin:$PATH \
-    PYTHONPATH=/opt/trainyard/config:/opt/trainyard:/opt/trainyard/plugins \
     PYTHONUNBUFFERED=1 \
     MLFLOW_DISABLE_TELEMETRY=true \
     AIRFLOW_HOME=/home/trainyard/airflow \

@@ -17,7 +17,10 @@ COPY trainers /opt/trainyard/trainers
 COPY plugins/trainyard/__init__.py /opt/trainyard/plugins/trainyard/
 COPY plugins/trainyard/kubelet /opt/trainyard/plugins/trainyard/kubelet
 COPY deploy/docker/healthcheck.py /opt/trainyard/
-RUN /opt/venv/bin/python -m compileall -q /opt/trainyard
+# By a .pth file and not PYTHONPATH: the process kubelet gives pods an environment of their own.
+RUN echo /opt/trainyard > /tmp/trainyard.pth && echo /opt/trainyard/plugins >> /tmp/trainyard.pth \
+ && cp /tmp/trainyard.pth "$(/opt/venv/bin/python -c 'import site; print(site.getsitepackages()[0])')" \
+ && /opt/venv/bin/python -m compileall -q /opt/trainyard
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="Trainyard trainer" \
@@ -32,7 +35,6 @@ RUN groupadd --gid 10001 trainyard \
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/trainyard /opt/trainyard
 ENV PATH=/opt/venv/bin:$PATH \
-    PYTHONPATH=/opt/trainyard:/opt/trainyard/plugins \
     PYTHONUNBUFFERED=1 \
     MLFLOW_DISABLE_TELEMETRY=true \
     TRAINYARD_STORAGE=/var/lib/trainyard/storage
