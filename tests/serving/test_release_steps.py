@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -13,19 +11,16 @@ from serving.client import PredictClient
 from serving.errors import (
     ConfigInvalid,
     DeadlineExceeded,
-    ExportInvalid,
     ReleaseConflict,
     ReleaseNotFound,
-    ServerFailed,
     ServerUnavailable,
     VerificationFailed,
     VersionFailed,
 )
-from serving.release import mlflow_aliases, steps
-from serving.release.exported import Golden, GoldenTensor
+from serving.release import steps
+from serving.release.exported import Golden
 from serving.release.store import ReleaseStore
 from serving.tfserving.config import ConfigFile, ensure_config
-from serving.tfserving.probe import compare
 from serving.tfserving.rollout import Rollout
 
 PASS = {"outcome": "pass", "reasons": ["good"], "numbers": {"value": 0.97}}
@@ -301,136 +296,3 @@ def test_a_registry_that_is_down_is_a_warning(site, exports):
 def test_servers_must_be_a_list_of_addresses(tmp_path, servers):
     with pytest.raises(ConfigInvalid, match="servers must be a list"):
         Rollout(servers, tmp_path / "c")
-
-
-# ---- comparing answers
-
-
-def _golden(**outputs):
-    return Golden("", {"x": GoldenTensor("float32", (1,), [0.0])}, outputs, 1e-3)
-
-
-def test_compare_floats_within_and_the_rest_exactly():
-    golden = _golden(
-        p=GoldenTensor("float32", (3,), [1.0, float("nan"), 1e3]),
-        c=GoldenTensor("int64", (2,), [1, 2]),
-        s=GoldenTensor("string", (2,), [b"a", "b"]),
-        b=GoldenTensor("bfloat16", (1,), [0.5]),
-    )
-    good = {
-        "p": np.float32([1.0005, np.nan, 1000.5]),
-        "c": np.int64([1, 2]),
-        "s": np.array([b"a", b"b"], object),
-        "b": np.float32([0.5]),
-        "more": np.zeros(1),
-    }
-    assert compare(golden, good, 1e-3, "it") == pytest.approx(0.5)
-    for name, value, message in (
-        ("p", np.float32([1.1, np.nan, 1e3]), r"for output p at \[0\].*1 of 3 values differ"),
-        ("p", np.float32([1.0, 0.0, 1e3]), r"at \[1\]"),
-        ("c", np.int64([1, 3]), r"output c at \[1\]"),
-        ("s", np.array([b"a", b"c"], object), "output s"),
-        ("c", np.int64([[1, 2]]), r"of shape \(1, 2\), not \(2,\)"),
-    ):
-        with pytest.raises(VerificationFailed, match=message):
-            compare(golden, {**good, name: value}, 1e-3, "it")
-    del good["c"]
-    with pytest.raises(VerificationFailed, match="does not answer output c"):
-        compare(golden, good, 1e-3, "it")
-
-
-@pytest.mark.parametrize(
-    ("tensor", "message"),
-    [
-        (GoldenTensor("quaternion", (1,), [1]), "unknown dtype"),
-        (GoldenTensor("uint8", (1,), [300]), "does not hold"),
-        (GoldenTensor("float32", (2,), [1.0]), "does not hold"),
-        (GoldenTensor("string", (2,), [b"x"]), "does not hold"),
-    ],
-)
-def test_golden_values_that_are_no_tensor_are_told(tensor, message):
-    with pytest.raises(ExportInvalid, match=message):
-        compare(_golden(y=tensor), {}, 1e-3, "it")
-
-
-# ---- aliases in MLflow
-
-
-@pytest.fixture
-def tracking(monkeypatch):
-    """A server that speaks the part of MLflow's REST API that moves aliases."""
-    calls = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            calls.append((self.path, body, self.headers["Authorization"]))
-            if body["name"] == "unknown":
-                error = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such model"}
-                self._answer(404, json.dumps(error).encode())
-            else:
-                self._answer(200, b"{}")
-
-        def _answer(self, status, body):
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
-        yield calls
-        server.shutdown()
-        thread.join()
-
-
-def test_aliases_are_moved_at_a_tracking_server(tracking, monkeypatch):
-    path, body = (
-        "/api/2.0/mlflow/registered-models/alias",
-        {"name": "digits", "alias": "champion", "version": "7"},
-    )
-    mlflow_aliases.set_alias("digits", "champion", 7)
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken")
-    mlflow_aliases.set_alias("digits", "champion", "7")
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    mlflow_aliases.set_alias("digits", "champion", 7)
-    assert tracking == [
-        (path, body, None),
-        (path, body, "Bearer t0ken"),
-        (path, body, "Basic YW5uOnNlY3JldA=="),
-    ]
-    with pytest.raises(
-        ServerFailed, match=r"does not set alias champion of unknown to version 7: .*no such model"
-    ):
-        mlflow_aliases.set_alias("unknown", "champion", 7)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # MLflow's own, and those of what it imports
-def test_aliases_are_moved_in_a_database(tmp_path, monkeypatch):
-    import mlflow
-
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    client = mlflow.MlflowClient(uri, uri)
-    client.create_registered_model("digits")
-    client.create_model_version("digits", "file:///models/digits/1")
-    mlflow_aliases.set_alias("digits", "champion", 1)
-    assert client.get_model_version_by_alias("digits", "champion").version in (1, "1")
-    with pytest.raises(ServerFailed, match="does not set alias champion of digits to version 9"):
-        mlflow_aliases.set_alias("digits", "champion", 9)
-
-
-def test_mlflow_away_is_known_at_once(monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    with pytest.raises(ServerUnavailable, match=r"mlflow at 127\.0\.0\.1:1 does not answer"):
-        mlflow_aliases.set_alias("digits", "champion", 7)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    with pytest.raises(ConfigInvalid, match="MLFLOW_TRACKING_URI must be set"):
-        mlflow_aliases.set_alias("digits", "champion", 7)
