@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.job.errors import ConfigError, UserError
+from trainers.runtime.steps import plain_variable
 
 __all__ = ["Checkpoints", "NotFinite", "StaleCheckpoint", "checkpoint_folder", "restore_newest"]
 
@@ -49,13 +50,15 @@ def restore_newest(
     """
     import tensorflow as tf
 
+    # IndexError is how TensorFlow's reader says that a file is too short.
+    broken = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError, IndexError)
     state = tf.train.get_checkpoint_state(str(folder))
     for path in reversed(list(state.all_model_checkpoint_paths) if state else []):
         try:
             status = checkpoint.restore(path, options=options)
             status.assert_existing_objects_matched()
-        except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as e:
-            log.warning("checkpoint %s is broken, taking the one before: %s", path, e.message)
+        except broken as e:
+            log.warning("checkpoint %s is broken, taking the one before: %s", path, str(e).splitlines()[0])
             continue
         except (AssertionError, ValueError) as e:
             raise StaleCheckpoint(
@@ -131,9 +134,8 @@ def _finite(variables: Iterable[Any]) -> Iterator[tuple[str, bool]]:
     import tensorflow as tf
 
     for variable in variables:
-        value = getattr(variable, "value", variable)
-        value = value if isinstance(value, tf.Variable) or hasattr(value, "variables") else variable
-        for part in getattr(value, "variables", [value]):
+        value = plain_variable(variable)
+        for part in getattr(value, "variables", [value]):  # the shards of one that is cut over servers
             if not part.dtype.is_floating:
                 continue
             with tf.device(part.device):

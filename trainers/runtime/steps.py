@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["StepSize", "make_run", "make_step", "model_inputs"]
+__all__ = ["StepSize", "make_run", "make_step", "model_inputs", "plain_variable"]
 
 
 def model_inputs(model: Any, features: Any) -> Any:
@@ -24,6 +24,13 @@ def model_inputs(model: Any, features: Any) -> Any:
         return {name: features[name] for name in names}
     values = [features[name] for name in names]
     return values[0] if len(values) == 1 else values
+
+
+def plain_variable(variable: Any) -> Any:
+    """TensorFlow's variable in a Keras one, or the variable itself."""
+    import keras
+
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[[Any], Any]:
@@ -49,7 +56,7 @@ def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[
                 value += tf.add_n(model.losses)
             scaled = value / replicas
         variables = model.trainable_variables
-        optimizer.apply(tape.gradient(scaled, [getattr(v, "value", v) for v in variables]), variables)
+        optimizer.apply(tape.gradient(scaled, [plain_variable(v) for v in variables]), variables)
         return value
 
     return step

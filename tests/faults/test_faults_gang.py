@@ -1,0 +1,229 @@
+"""Gangs of real processes: they train, they are killed, they arrive; nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainers.job import termination
+from trainers.job.record import JobState
+from trainers.runtime.local_gang import GangResult
+from trainers.runtime.loopback import listeners
+from trainers.runtime.restore import load_trained
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 240.0  # seconds; a guard against hanging, not a time that is asked for
+
+
+def accuracy(folder: Path, manifest: Path) -> float:
+    """On the held-out digits."""
+    from trainers.records.read import Dataset
+
+    model = load_trained(folder).model
+    (batch,) = Dataset.open(manifest).dataset("eval", 1000)
+    return float(np.mean(np.argmax(model(batch["image"]), axis=-1) == batch["label"].numpy()))
+
+
+def assert_arrived(gang: object, result: GangResult, steps: int) -> None:
+    """All replicas left with 0, at exactly the asked step."""
+    assert result.outcome is not None, gang.log("chief-0")  # type: ignore[attr-defined]
+    assert (result.outcome.state, result.outcome.step) == (JobState.SUCCEEDED, steps), result.outcome
+    assert set(result.exit_codes.values()) == {0}, result.exit_codes
+    assert gang.leftovers() == []  # type: ignore[attr-defined]
+
+
+def test_parameter_servers_and_a_killed_worker(gang: Callable, digits_manifest: Path) -> None:
+    run = gang(workers=2, ps=1, steps=1200, checkpoint_every=400)
+    run.start()
+    run.until_step(50)
+    trainers = [run.trainer_pid(replica.role.value, replica.index) for replica in run.plan.replicas]
+    found = {host for pid in trainers for host, _ in listeners(pid)}
+    assert found in ({"::ffff:7f00:1"}, {"::ffff:127.0.0.1"})  # as Python before and since 3.13 shows it
+    run.kill_trainer("worker", 1)
+    killed_at = run.until_step(50)
+    result = run.wait(LIMIT)
+    assert_arrived(run, result, 1200)
+    assert killed_at < 1200
+    first, second = run.record.attempts("worker", 1)
+    assert (first.signal, first.failure_class, second.failure_class) == (9, "INFRA", None)
+    assert len(run.record.attempts("chief", 0)) == 1
+    assert accuracy(run.record.folder, digits_manifest) > 0.95
+
+
+def test_a_killed_chief_and_a_killed_parameter_server(gang: Callable) -> None:
+    run = gang(workers=2, ps=1, steps=1000, checkpoint_every=100)
+    run.start()
+    run.until_step(110)
+    run.kill_trainer("chief")
+    run.until(lambda: len(run.record.attempts("chief", 0)) == 2)
+    run.until_step(210)
+    run.kill_trainer("ps")
+    assert_arrived(run, run.wait(LIMIT), 1000)
+    chief = run.record.attempts("chief", 0)
+    assert (chief[0].failure_class, chief[1].failure_class) == ("INFRA", "PEER_LOST")
+    assert [len(run.record.attempts(role, 0)) for role in ("worker", "ps")] == [1, 2]
+    starts = [line for line in run.log("chief-0").splitlines() if "from step" in line]
+    resumed = [int(line.split("from step ")[1].split()[0]) for line in starts]
+    assert resumed[0] == 0
+    assert 100 <= resumed[1] <= resumed[2]
+
+
+def test_an_error_in_user_code_ends_the_gang_with_its_own_traceback(
+    gang: Callable, tmp_path: Path, digits_manifest: Path
+) -> None:
+    (tmp_path / "wrong_loss.py").write_text(
+        textwrap.dedent(
+            """
+            import keras
+            from trainers.models.digits import build_model
+
+            def loss(hparams):
+                return WrongLoss()
+
+            class WrongLoss(keras.losses.Loss):
+                def call(self, y_true, y_pred):
+                    raise ValueError("labels must be one-hot")  # the user's own mistake
+            """
+        )
+    )
+    run = gang(workers=1, ps=1, steps=100, trainer="wrong_loss", env={"PYTHONPATH": str(tmp_path)})
+    run.start()
+    result = run.wait(LIMIT)
+    assert result.exit_codes == {"chief-0": 81, "worker-0": 81, "ps-0": 81}
+    assert result.outcome is not None
+    failure = result.outcome.failure
+    assert failure is not None
+    assert failure.reason == "ValueError: labels must be one-hot"
+    assert "wrong_loss.py" in failure.detail
+    assert 'raise ValueError("labels must be one-hot")' in failure.detail
+    assert "site-packages" not in failure.detail
+    for name in run.exit_codes:
+        said = termination.parse(run.termination_file(name).read_text())
+        assert said is not None
+        assert said.failure is not None
+        assert said.failure.replica == "chief-0"
+    assert run.leftovers() == []
+
+
+def test_a_preempted_gang_saves_and_goes_on(gang: Callable) -> None:
+    run = gang(workers=2, ps=1, steps=1000, checkpoint_every=100_000, retries=1)
+    run.start()
+    run.until_step(100)
+    for name in run.launchers:
+        run.signal(name, signal.SIGTERM)
+    run.until(lambda: len(run.record.attempts("chief", 0)) == 2)
+    saved = run.record.attempts("chief", 0)[0]
+    assert (saved.failure_class, saved.exit_code) == ("PREEMPTED", 88)
+    assert_arrived(run, run.wait(LIMIT), 1000)
+    assert f"from step {saved.last_step} to 1000" in run.log("chief-0")
+    assert (saved.last_step or 0) >= 100
+
+
+def test_a_killed_launcher_takes_its_trainer_along(gang: Callable) -> None:
+    run = gang(workers=1, ps=1, steps=1500, retries=1)
+    run.start()
+    run.until_step(50)
+    trainer = run.trainer_pid("worker")
+    run.signal("worker-0", signal.SIGKILL)
+    run.until(lambda: not Path(f"/proc/{trainer}").exists() or "Z" in stat(trainer))
+    assert_arrived(run, run.wait(LIMIT), 1500)
+
+
+def stat(pid: int) -> str:
+    """The state of a process, "Z" for one that is gone but for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def test_all_reduce_and_a_killed_peer(gang: Callable, digits_manifest: Path) -> None:
+    run = gang("multi_worker", workers=1, steps=900, checkpoint_every=100)
+    run.start()
+    run.until_step(120)
+    run.kill_trainer("worker")
+    result = run.wait(LIMIT)
+    assert_arrived(run, result, 900)
+    assert run.record.generation().number == 2
+    assert run.record.generation().by in ("worker-0", "chief-0")
+    assert accuracy(run.record.folder, digits_manifest) > 0.95
+
+
+def test_several_devices_in_one_process(gang: Callable, digits_manifest: Path) -> None:
+    run = gang("mirrored", devices=2, steps=300, seed=1)
+    run.start()
+    assert_arrived(run, run.wait(LIMIT), 300)
+    assert accuracy(run.record.folder, digits_manifest) > 0.95
+
+
+def test_a_damaged_record_is_named(gang: Callable, tmp_path: Path, digits_manifest: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "damaged"
+    shutil.copytree(digits_manifest.parent, folder)
+    shard = next(folder.glob("train-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    shard.write_bytes(data)
+    run = gang(workers=1, ps=1, steps=100, manifest=folder / "manifest.json")
+    run.start()
+    result = run.wait(LIMIT)
+    assert set(result.exit_codes.values()) == {82}, result
+    assert result.outcome is not None
+    assert result.outcome.failure is not None
+    assert "is damaged at record" in result.outcome.failure.reason
+    assert shard.name in result.outcome.failure.reason
+
+
+def test_a_stopped_parameter_server_is_a_stall_of_the_gang(gang: Callable) -> None:
+    run = gang(workers=1, ps=1, steps=600, checkpoint_every=100, budgets={"stall": 8.0})
+    run.start()
+    run.until_step(110)
+    stopped = time.monotonic()
+    run.kill_trainer("ps", number=signal.SIGSTOP)
+    run.until(lambda: run.record.generation().number == 2)
+    assert time.monotonic() - stopped > 5
+    assert_arrived(run, run.wait(LIMIT), 600)
+    assert run.record.generation().reason.startswith("STALLED")
+    assert "fetch" in (run.record.folder / "stacks" / "chief-0-0001.txt").read_text()
+
+
+def test_a_launcher_in_a_warm_interpreter_forks_its_trainer(gang: Callable) -> None:
+    run = gang("local", steps=50)
+    program = """
+    import os, sys, time
+    from trainers.lean import import_tensorflow
+    import_tensorflow()
+    from trainers.runtime import launcher
+    pid = os.fork()
+    if pid == 0:
+        os._exit(launcher.main())
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    replica = run.plan.replicas[0]
+    message = run.termination_file("chief-0")
+    env = {**os.environ, **replica.env, "TRAINYARD_TERMINATION_LOG": str(message)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(program)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = run.record.outcome()
+    assert outcome is not None
+    assert outcome.step == 50
+    assert outcome.seconds["import"] < 1.0  # nothing was imported again
+    assert "chief-0 is done" in done.stdout
