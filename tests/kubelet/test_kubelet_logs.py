@@ -175,3 +175,15 @@ def test_a_full_disk_ends_one_log_and_not_the_pump(tmp_path, caplog):
     pump.stop()
     assert b"".join(read_log(tmp_path / "LogFile")) == b"said\n"
     assert "No space left on device" in caplog.text
+
+
+def test_a_follower_is_let_go_only_when_the_status_says_how_it_ended(cluster):
+    # Airflow reads the status as soon as the log ends; "running" would make it wait and follow again.
+    for number in range(5):
+        name = f"settled-{number}"
+        cluster.run(pod_manifest(name, ["sh", "-c", "echo up; sleep 0.3"]))
+        cluster.wait_phase(name, "Running", "Succeeded")
+        assert cluster.log(name, follow=True) == "up\n"
+        pod = cluster.pod(name)
+        assert pod is not None
+        assert pod["status"]["phase"] == "Succeeded"

@@ -37,6 +37,7 @@ class LogFile:
         self.path = path
         self.changed = threading.Condition()
         self.closed = False
+        self.settled = False
         self._partial = b""
         self._file = path.open("ab")
 
@@ -64,6 +65,15 @@ class LogFile:
         self._file.close()
         with self.changed:
             self.closed = True
+            self.changed.notify_all()
+
+    def settle(self) -> None:
+        """Let followers go: the pod's status now says how the run ended.
+
+        A follower reads the status next. Let go at the log's end, it would find "running", wait, and follow again.
+        """
+        with self.changed:
+            self.settled = True
             self.changed.notify_all()
 
     def _append(self, data: bytes) -> None:
@@ -182,7 +192,7 @@ def read_log(
     tail_lines: int | None = None,
     limit: int | None = None,
 ) -> Iterator[bytes]:
-    """The log as the API hands it out, in chunks; with `follow`, until `live` is closed.
+    """The log as the API hands it out, in chunks; with `follow`, until `live` is settled.
 
     `since` is in seconds since 1970; `limit` in bytes of the answer. Yields b"" now and then while nothing comes.
     """
@@ -206,8 +216,8 @@ def _chunks(path: Path, live: LogFile | None, start: int) -> Iterator[bytes]:
         f.seek(start)
         rest = b""
         while True:
-            # Asked before reading: what was written before the close is then read for sure.
-            closed = live is None or live.closed
+            # Asked before reading: what was written before the end is then read for sure.
+            closed = live is None or live.settled
             data = f.read(_CHUNK)
             if data:
                 head, newline, rest_new = (rest + data).rpartition(b"\n")
@@ -221,7 +231,7 @@ def _chunks(path: Path, live: LogFile | None, start: int) -> Iterator[bytes]:
                 with live.changed:
                     position = f.tell()
                     grown = live.changed.wait_for(
-                        lambda at=position: live.closed or os.fstat(f.fileno()).st_size > at, _HEARTBEAT
+                        lambda at=position: live.settled or os.fstat(f.fileno()).st_size > at, _HEARTBEAT
                     )
                 if not grown:
                     yield b""

@@ -79,6 +79,7 @@ class PodWorker:
         ]
         self._mains = [ContainerState(row, {"waiting": {"reason": creating}}) for row in spec["containers"]]
         self._runs: dict[str, ContainerRun] = {}
+        self._ended: list[ContainerRun] = []  # whose followers wait for the next status
         self._due: dict[str, float] = {}  # monotonic time of the next start of a waiting container
         self._delays: dict[str, float] = {}
         self._volumes: dict[str, Any] = {}
@@ -216,6 +217,7 @@ class PodWorker:
             run.start(*self._command(state, env, run))
         except StartError as e:
             state.state = {"terminated": _never_ran(str(e))}
+            self._ended.append(run)
             events.warning(self._pod, "Failed", f"Error: {e}", **where)
             return
         state.state = {"running": {"startedAt": timestamp(run.started)}}
@@ -250,6 +252,7 @@ class PodWorker:
     def _collect(self, exited: _Exited) -> ContainerState:
         state = next(s for s in (*self._inits, *self._mains) if self._runs.get(s.name) is exited.run)
         state.state = {"terminated": exited.run.collect(exited.code)}
+        self._ended.append(exited.run)
         if note := exited.run.memory_note:
             self._machine.events.warning(
                 self._pod, "OOMKilled", f"Container {state.name} {note}", container=state.name
@@ -336,6 +339,8 @@ class PodWorker:
         except ApiError as e:
             # Deleted by force: the object is gone before its processes are.
             log.debug("pod %s/%s is not shown any more: %s", self.namespace, self.name, e)
+        while self._ended:
+            self._ended.pop().log.settle()
 
 
 def _never_ran(message: str) -> dict[str, Any]:
