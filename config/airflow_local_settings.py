@@ -15,7 +15,8 @@ gc.set_threshold(50_000, 20, 20)
 
 if len(sys.argv) > 1 and sys.argv[1] in ("scheduler", "dag-processor"):
     import airflow.providers.cncf.kubernetes.operators.pod
-    import airflow.sdk  # noqa: F401
+    import airflow.providers.standard.operators.branch
+    import airflow.sdk.definitions.decorators  # noqa: F401 - `@task`, 40 ms
 
     # Out of the collector's sight, the pages stay shared with the forked processes.
     gc.collect()

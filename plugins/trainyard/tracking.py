@@ -49,6 +49,7 @@ def early_run(
         log.warning("no mlflow run yet (training goes on without): %s: %s", type(e).__name__, e)
         return None
     run = {"run_id": run_id, "experiment_id": experiment_id, "tracking_uri": tracking_uri}
+    run["url"] = _url(run)
     (folder / RUN_FILE).parent.mkdir(parents=True, exist_ok=True)
     write_json(folder / RUN_FILE, run)
     return run
@@ -94,9 +95,10 @@ def _auth() -> Any:
 
 def run_url(folder: Path | str) -> str:
     """The page of a job's run, "" when it has none."""
-    run = read_json(Path(folder) / RUN_FILE) or {}
-    if not {"tracking_uri", "experiment_id", "run_id"} <= set(run):
-        return ""
+    return str((read_json(Path(folder) / RUN_FILE) or {}).get("url", ""))
+
+
+def _url(run: Mapping[str, str]) -> str:
     return f"{run['tracking_uri'].rstrip('/')}/#/experiments/{run['experiment_id']}/runs/{run['run_id']}"
 
 

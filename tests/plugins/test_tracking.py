@@ -69,11 +69,12 @@ def _early(folder: Path, url: str) -> Any:
 
 def test_a_run_is_made_once(mlflow: Any, tmp_path: Path) -> None:
     run = _early(tmp_path, mlflow.url)
-    assert run == {"run_id": "r1", "experiment_id": "7", "tracking_uri": mlflow.url}
+    url = f"{mlflow.url}/#/experiments/7/runs/r1"
+    assert run == {"run_id": "r1", "experiment_id": "7", "tracking_uri": mlflow.url, "url": url}
     assert json.loads((tmp_path / "tracking" / "run.json").read_text()) == run
     assert _early(tmp_path, mlflow.url) == run
     assert [path for path, _ in mlflow.handler.calls].count("runs/create") == 1
-    assert run_url(tmp_path) == f"{mlflow.url}/#/experiments/7/runs/r1"
+    assert run_url(tmp_path) == url
     _early(tmp_path / "other", mlflow.url)
     assert [path for path, _ in mlflow.handler.calls].count("experiments/create") == 1
 
