@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +19,13 @@ from typing import Any
 import pytest
 from trainyard.platform import Platform, Settings
 from trainyard.platform.embedded import PlatformBusy, PlatformFailed
+from trainyard.platform.host import EXIT_FAILED, Host
+from trainyard.platform.ports import PREFERRED
+from trainyard.platform.probes import file_written
 from trainyard.platform.processes import is_running
-from trainyard.platform.state import hold, is_held
+from trainyard.platform.services import Service
+from trainyard.platform.state import hold, is_held, write_state
+from trainyard.platform.template import airflow_version, template_path
 
 HANG_GUARD = 30.0
 FAKE_HOST = (sys.executable, str(Path(__file__).with_name("fake_host.py")))
@@ -81,8 +89,13 @@ def test_up_then_used_by_others_then_down(make: Callable[..., Platform]) -> None
 
 def test_attached_platforms_end_with_the_block_and_remember_ports(make: Callable[..., Platform]) -> None:
     platform = make({"one": ""})
+    with contextlib.ExitStack() as stack:  # ports that nobody else is likely to take
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PREFERRED]
+        ports = {name: s.getsockname()[1] for name, s in zip(PREFERRED, sockets, strict=True)}
+    write_state(platform.settings.state_file, {"state": "stopped", "ports": ports})
     with platform.running():
-        ports, running = platform.state["ports"], identities(platform)
+        assert platform.state["ports"] == ports
+        running = identities(platform)
         with pytest.raises(PlatformBusy, match="another run"):
             make().start()
     assert not any(is_running(*one) for one in running)
@@ -211,3 +224,82 @@ def test_nothing_of_the_platform_is_readable_by_others(make: Callable[..., Platf
         assert user == "admin"
         assert len(password) >= 12
         assert password not in (home / "platform.json").read_text()
+
+
+def fake_services(settings: Settings, ports: Mapping[str, int], **_: Any) -> list[Service]:
+    ready = settings.home / "one.ready"
+    code = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"
+    return [Service("one", "the one", (sys.executable, "-S", "-c", code), file_written(ready), grace=5.0)]
+
+
+def broken_services(settings: Settings, ports: Mapping[str, int], **_: Any) -> list[Service]:
+    return [Service("one", "the one", (sys.executable, "-S", "-c", "raise SystemExit(4)"), one_shot=True)]
+
+
+def test_a_host_from_start_to_end(tmp_path: Path) -> None:
+    settings = Settings.from_environment({}, home=tmp_path / "home")
+    stop = threading.Event()
+    codes: list[int] = []
+    host = Host(settings, attached=False, make_services=fake_services)
+    thread = threading.Thread(target=lambda: codes.append(host.run(stop)))
+    thread.start()
+    platform = Platform(settings=settings)
+    wait_for(lambda: platform.is_up, "the host")
+    state = platform.state
+    assert state["services"][0]["ready_seconds"] > 0
+    assert (settings.airflow_home / "migrated").read_text() == airflow_version()
+    assert settings.airflow_database.exists() == template_path().exists()
+    assert settings.model_config.exists()
+    stop.set()
+    thread.join()
+    assert codes == [0]
+    assert platform.state["state"] == "stopped"
+    settings.airflow_database.touch()
+    assert Host(settings, attached=False)._database_is_current()
+    (settings.airflow_home / "migrated").write_text("2.0")
+    assert not Host(settings, attached=False)._database_is_current(), "another Airflow's: it must be migrated"
+
+
+def test_a_host_whose_component_fails(tmp_path: Path) -> None:
+    settings = Settings.from_environment({}, home=tmp_path / "home")
+    assert Host(settings, attached=False, make_services=broken_services).run(threading.Event()) == EXIT_FAILED
+    state = Platform(settings=settings).state
+    assert state["state"] == "failed"
+    assert state["failure"]["what"] == "ended during its start: exit code 4"
+
+
+def test_up_and_run_from_the_command_line(
+    make: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainyard import cli
+    from trainyard.commands import platform as platform_commands
+    from trainyard.commands import run as run_command
+
+    home = make({"one": "time.sleep(0.3)"}).settings.home
+    for module in (platform_commands, run_command):
+        monkeypatch.setattr(module, "open_platform", lambda: make(home=home))
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    ran: list[bool] = []
+
+    def pipeline(platform: Platform, *_: Any) -> int:
+        ran.append(platform.is_up)
+        return 7
+
+    monkeypatch.setattr(run_command, "_run_pipeline", pipeline)
+    assert cli.main(["run", "anything"]) == 7
+    shown = capsys.readouterr().out
+    assert "the one is up" in shown
+    assert "the platform is up after" in shown
+    assert "the platform is down" in shown
+    assert not make(home=home).is_up
+
+    assert cli.main(["up"]) == 0
+    assert "password" in capsys.readouterr().out
+    assert cli.main(["run", "anything"]) == 7
+    shown = capsys.readouterr().out
+    assert "using the platform that is up" in shown
+    assert "down" not in shown
+    assert make(home=home).is_up, "it is left running"
+    assert cli.main(["down"]) == 0
+    assert "is down after" in capsys.readouterr().out
+    assert ran == [True, True]

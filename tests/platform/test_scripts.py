@@ -87,8 +87,9 @@ def test_the_locks_are_in_step() -> None:
 
 
 def test_locks_out_of_step_are_told(tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
+    names = [name for lock, inputs in check_locks.LOCKS.items() for name in (lock, *inputs)]
     files = {
+        **dict.fromkeys(names, ""),
         "requirements.in": "alpha==1.*\nbeta\n# a comment\n",
         "requirements-dev.in": "-c requirements.txt\ngamma>=2\n",
         "scripts/uv.in": "uv\n",
@@ -98,6 +99,7 @@ def test_locks_out_of_step_are_told(tmp_path: Path) -> None:
         "scripts/uv.txt": "uv==1.0\n",
     }
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     told = "\n".join(check_locks.faults(tmp_path))
     for text in (

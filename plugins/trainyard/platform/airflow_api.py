@@ -258,7 +258,9 @@ class AirflowClient:
             self._token = ""
             response = self._authorized(method, path, **request)
         if response.status_code == 401:
-            raise AirflowError(f"Airflow at {self.url} does not take its own token", hint="make down, then make up")
+            raise AirflowError(
+                f"Airflow at {self.url} does not take its own token", hint="make down, then make up"
+            )
         return response.json() if response.content else None
 
     def _authorized(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -317,10 +319,12 @@ def _dag_run(value: Mapping[str, Any]) -> DagRun:
 
 
 def _task_instance(value: Mapping[str, Any]) -> TaskInstance:
+    label = value.get("rendered_map_index") or ""
     return TaskInstance(
         task_id=value["task_id"],
         map_index=value["map_index"],
-        label=value.get("rendered_map_index") or "",
+        # Until a mapped task has its label, Airflow gives the bare index for it.
+        label=label if label != str(value["map_index"]) else "",
         state=value["state"] or "none",
         try_number=value.get("try_number") or 0,
         queued=_unix(value.get("queued_when")),

@@ -147,7 +147,8 @@ class Platform:
                 return self.start(attached=attached, on_progress=on_progress)
             if time.monotonic() >= deadline:
                 raise PlatformFailed(
-                    f"the platform was not up within {START_SECONDS:.0f} s", hint=f"look into {self.settings.logs}"
+                    f"the platform was not up within {START_SECONDS:.0f} s",
+                    hint=f"look into {self.settings.logs}",
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -156,8 +157,7 @@ class Platform:
 
         Only processes that platform.json names with their start times are signalled.
         """
-        state = self.state
-        supervisor = state.get("supervisor", {})
+        supervisor = self.state.get("supervisor", {})
         if self._host is not None and self._host.poll() is None:
             pid = self._host.pid
             self._host.send_signal(signal.SIGTERM)
@@ -166,10 +166,7 @@ class Platform:
             os.kill(pid, signal.SIGTERM)
         else:
             self._forget_host()
-            left = end_leftovers(state)
-            if state.get("state") not in (None, "stopped", "failed"):
-                write_state(self.settings.state_file, {**state, "state": "stopped", "services": []})
-            return bool(left)
+            return self._clean_up()
         deadline = time.monotonic() + STOP_SECONDS
         known = identity(pid)
         while self._host.poll() is None if self._host else is_running(pid, known):
@@ -181,7 +178,17 @@ class Platform:
                 )
             time.sleep(_POLL_SECONDS)
         self._forget_host()
+        self._clean_up()
         return True
+
+    def _clean_up(self) -> bool:
+        """End what a supervisor that was killed left behind; whether there was anything."""
+        state = self.state
+        if state.get("state") != "lost":
+            return False
+        left = end_leftovers(state)
+        write_state(self.settings.state_file, {**state, "state": "stopped", "services": []})
+        return bool(left)
 
     @contextlib.contextmanager
     def running(self, *, on_progress: OnProgress = lambda state: None) -> Iterator[Platform]:

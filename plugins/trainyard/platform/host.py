@@ -38,13 +38,22 @@ EXIT_HELD = 3
 
 
 class Host:
-    """One life of a platform: prepares its folders, runs its supervisor, keeps platform.json true."""
+    """One life of a platform: prepares its folders, runs its supervisor, keeps platform.json true.
+
+    `owns_orphans` as in Supervisor: only for a process that starts nothing else.
+    """
 
     def __init__(
-        self, settings: Settings, *, attached: bool, make_services: MakeServices = platform_services
+        self,
+        settings: Settings,
+        *,
+        attached: bool,
+        make_services: MakeServices = platform_services,
+        owns_orphans: bool = False,
     ) -> None:
         self._settings = settings
         self._make_services = make_services
+        self._owns_orphans = owns_orphans
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
         self._state: dict[str, Any] = {
@@ -98,7 +107,7 @@ class Host:
         }
         services = self._make_services(settings, ports, migrate=not self._database_is_current())
         self._supervisor = Supervisor(
-            services, settings.logs, on_change=self._write, owns_orphans=adopt_orphans()
+            services, settings.logs, on_change=self._write, owns_orphans=self._owns_orphans
         )
         self._write()
         return self._supervisor
@@ -144,7 +153,13 @@ def main(argv: Sequence[str] | None = None, *, make_services: MakeServices = pla
         _set_on_end_of(sys.stdin.fileno(), stop)
     try:
         with hold(settings.lock_file):
-            return Host(settings, attached=arguments.attached, make_services=make_services).run(stop)
+            host = Host(
+                settings,
+                attached=arguments.attached,
+                make_services=make_services,
+                owns_orphans=adopt_orphans(),
+            )
+            return host.run(stop)
     except Held:
         return EXIT_HELD
     except NoFreePort as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import subprocess
@@ -278,16 +279,16 @@ class Supervisor:
         assert process is not None
         begun = self._clock()
         descendants = tree(process.pid)[1:]
+        # Twice: the second time says not to wait for work that is still going on.
+        for _ in range(2):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(component.service.grace / 2)
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(component.service.grace)
-            except subprocess.TimeoutExpired:
-                log.warning(
-                    "%s did not end within %.0f s, killing it",
-                    component.service.title,
-                    component.service.grace,
-                )
+            log.warning(
+                "killing %s: it did not end in %.0f s", component.service.title, component.service.grace
+            )
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
         kill_all(descendants, grace=2.0)
