@@ -40,7 +40,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             console.print("starting the platform (the first time takes longest) ...")
         with contextlib.ExitStack() as stack:
             stack.callback(_stopped, platform, console, was_up=was_up)
-            stack.enter_context(platform.running(on_progress=(lambda _: None) if was_up else StartProgress(console)))
+            stack.enter_context(
+                platform.running(on_progress=(lambda _: None) if was_up else StartProgress(console))
+            )
             if not was_up:
                 console.print(f"the platform is up after {duration(platform.state['ready_seconds'])}")
             return _run_pipeline(platform, arguments, console)
