@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FAILURE_KEY",
     "RETRIES",
+    "RETRY_DELAY",
     "RetryByClass",
     "StepFailed",
     "cards",
@@ -40,12 +41,12 @@ FAILURE_KEY = "failure"
 _COUNTS_KEY = "trainyard_failures"
 # Airflow's own cap, over all classes; the class decides before that.
 RETRIES = 10
+RETRY_DELAY = dt.timedelta(seconds=2)
 
 _DELAYS: Mapping[FailureClass, dt.timedelta] = {
     FailureClass.QUOTA: dt.timedelta(seconds=60),  # room is made by others, in minutes
     FailureClass.PREEMPTED: dt.timedelta(seconds=5),  # the next node is there, or soon will be
 }
-_DELAY = dt.timedelta(seconds=2)
 _LONGEST_DELAY = dt.timedelta(minutes=2)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -174,7 +175,7 @@ class RetryByClass(RetryPolicy):
         if number > cap:
             again = "is never retried" if cap == 0 else f"was retried {cap:g} times"
             return RetryDecision.fail(f"class {cls} {again}")
-        delay = _DELAYS.get(cls, min(_DELAY * 2 ** (number - 1), _LONGEST_DELAY))
+        delay = _DELAYS.get(cls, min(RETRY_DELAY * 2 ** (number - 1), _LONGEST_DELAY))
         return RetryDecision.retry(delay, f"class {cls}, failure {number}")
 
     def serialize(self) -> dict[str, Any]:

@@ -117,6 +117,17 @@ def test_digits_retrain_has_the_promised_shape(dag_bag: Any) -> None:
     assert dag.get_task("train.cleanup").is_teardown
 
 
+def test_what_runs_in_a_pod_is_retried_by_its_failures_class(dag_bag: Any) -> None:
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(dag_bag.dags["digits_retrain"]))
+    pods = ["prepare", "train.replica", "evaluate", "release.export", "release.register"]
+    # As the scheduler sees them: a mapped task's retries are not those that its operator sets when it is made.
+    assert {name: (dag.get_task(name).retries, dag.get_task(name).has_retry_policy) for name in pods} == {
+        name: (10, True) for name in pods
+    }
+
+
 def test_only_steps_and_replicas_run_pods_and_tasks_have_links(dag_bag: Any) -> None:
     dag = dag_bag.dags["digits_retrain"]
     links = {task.task_id: [link.name for link in task.operator_extra_links] for task in dag.tasks}

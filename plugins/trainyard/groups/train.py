@@ -9,6 +9,7 @@ from airflow.sdk import TaskGroup, TriggerRule
 
 from trainers.job.policies import Budgets, RestartPolicy
 from trainers.job.spec import Resources
+from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass
 from trainyard.operators.gang import (
     CleanupOperator,
     JobTemplate,
@@ -64,8 +65,13 @@ def train(
         prefix = f"{group.group_id}."
         plan = PlanOperator(task_id="plan", group=group_id, template=template, records=records)
         service = ServiceOperator(task_id="service", group=group_id)
+        # The scheduler reads a mapped task's retries here: what an operator sets when it is made is too late.
         replica = ReplicaOperator.partial(
-            task_id="replica", map_index_template="{{ task.hostname }}"
+            task_id="replica",
+            map_index_template="{{ task.hostname }}",
+            retries=RETRIES,
+            retry_policy=RetryByClass(),
+            retry_delay=RETRY_DELAY,
         ).expand_kwargs(plan.output)
         verdict = VerdictOperator(
             task_id="verdict",

@@ -7,7 +7,6 @@ or environment into a log.
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from trainers.job import labels
 from trainers.job.failures import Failure, FailureClass
 from trainers.job.policies import RestartPolicy
 from trainers.job.spec import Resources
-from trainyard.failing import RETRIES, RetryByClass, StepFailed, failures_before, report
+from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass, StepFailed, failures_before, report
 from trainyard.pods import failure_of_api_error, failure_of_pod, has_ended, result_of_pod, says_why
 from trainyard.settings import CONNECTION, PipelineSettings
 
@@ -68,7 +67,7 @@ class PodOperator(KubernetesPodOperator):
     ) -> None:
         kwargs.setdefault("kubernetes_conn_id", CONNECTION)
         kwargs.setdefault("retries", RETRIES)
-        kwargs.setdefault("retry_delay", dt.timedelta(seconds=2))
+        kwargs.setdefault("retry_delay", RETRY_DELAY)
         kwargs.setdefault("retry_policy", RetryByClass())
         super().__init__(
             startup_timeout_seconds=startup_timeout_seconds,
