@@ -175,6 +175,7 @@ RELEASE = {
     "version": 2,
     "previous": 1,
     "promoted": "2026-01-01",
+    "labels": {"stable": 2},
     "warnings": ["alias not moved"],
 }
 
@@ -263,12 +264,15 @@ def test_a_report_of_what_a_run_left(tmp_path: Path) -> None:
     job = tmp_path / "jobs" / "d" / "manual__1" / "tracking"
     job.mkdir(parents=True)
     (job / "run.json").write_text(json.dumps({"url": "http://mlflow/#/experiments/1/runs/abc"}))
+    champion = {"name": "digits", "version": 1, "promoted": "2025-12-25", "path": "/models/digits/1"}
     values = {
+        ("champion", "return_value"): champion,
         ("gate", "decision"): VERDICT,
         ("release.promote", "return_value"): RELEASE,
         ("x", "job"): "text",
     }
-    tasks = [task("gate", "success", 1.0, 2.0), task("release.promote", "success", 3.0, 4.0)]
+    tasks = [task(name, "success", 1.0, 2.0) for name in ("champion", "gate")]
+    tasks.append(task("release.promote", "success", 3.0, 4.0))
     report = make_report(platform_of(tmp_path, values), snapshot(tasks, state="success"))
     assert report.verdict == VERDICT
     assert report.release == RELEASE

@@ -115,7 +115,8 @@ def make_report(platform: Platform, snapshot: Snapshot) -> Report:
     client, run = platform.airflow, snapshot.run
     values = _values(client, snapshot)
     verdict = next((v for v in values if {"outcome", "reasons", "numbers"} <= set(v)), {})
-    release = next((v for v in values if {"name", "version", "promoted"} <= set(v)), {})
+    # "labels" tells what was promoted by this run from the champion before it, which is handed over alike.
+    release = next((v for v in values if {"name", "version", "promoted", "labels"} <= set(v)), {})
     urls = platform.urls
     user, password = platform.credentials
     links = {"Airflow": f"{client.page(run.dag_id, run.run_id)}  user {user}, password {password}"}
