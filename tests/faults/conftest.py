@@ -28,7 +28,9 @@ def digits_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The manifest of the digits' records."""
     folder = tmp_path_factory.mktemp("digits")
     write_raw(folder / "raw", progress=quiet)
-    return Path(prepare(folder / "raw", folder / "records", name="digits", label="label", progress=quiet).path)
+    return Path(
+        prepare(folder / "raw", folder / "records", name="digits", label="label", progress=quiet).path
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,9 @@ class Gang(LocalGang):
 
         def reached() -> int:
             beat = self.record.heartbeat("chief", 0)
-            return beat.step if beat and beat.phase == "training" and (beat.step or 0) >= step else 0
+            return (
+                beat.step if beat and beat.phase in ("training", "saving") and (beat.step or 0) >= step else 0
+            )
 
         return int(self.until(reached))
 

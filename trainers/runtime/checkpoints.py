@@ -8,11 +8,12 @@ be broken all the same (a disk that lost writes), the one before is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from trainers.job.errors import ConfigError, UserError
+from trainers.job.files import write_bytes
 from trainers.runtime.steps import plain_variable
 
 __all__ = ["Checkpoints", "NotFinite", "StaleCheckpoint", "checkpoint_folder", "restore_newest"]
@@ -93,14 +94,20 @@ class Checkpoints:
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="job_step")
         self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step)
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(checkpoint_folder(folder)), max_to_keep=keep, checkpoint_name=_NAME
+        self._folder = checkpoint_folder(folder)
+        self._keep = keep
+        # Traced once: TensorFlow itself would trace each save on parameter servers anew, half a second each.
+        self._write = tf.function(
+            lambda path: self._checkpoint.write(path, options=self._options),
+            input_signature=[tf.TensorSpec([], tf.string)],
+            autograph=False,
         )
+        self._look = tf.function(lambda: _finite(model.trainable_variables), autograph=False)
         self.last: int | None = None
 
     def restore(self) -> int:
         """Restore the newest readable checkpoint; the number of finished steps, 0 when there is none."""
-        path = restore_newest(self._checkpoint, self._manager.directory, options=self._options)
+        path = restore_newest(self._checkpoint, self._folder, options=self._options)
         if path is None:
             return 0
         self.last = int(self._step.numpy())
@@ -108,16 +115,38 @@ class Checkpoints:
         return self.last
 
     def save(self, step: int) -> None:
-        """Write a checkpoint of `step` finished steps.
+        """Write a checkpoint of `step` finished steps, and remove those beyond the ones that are kept.
 
         Raises NotFinite, and writes nothing, when a weight is not finite: the last good checkpoint stays.
         """
-        bad = [name for name, fine in _finite(self._model.trainable_variables) if not fine]
+        import tensorflow as tf
+
+        fine = self._look().numpy().tolist()
+        bad = [
+            getattr(v, "path", v.name)
+            for v, ok in zip(self._model.trainable_variables, fine, strict=True)
+            if not ok
+        ]
         if bad:
             raise not_finite("weights", step, f" ({', '.join(bad[:3])})")
         self._step.assign(step)
-        self._manager.save(checkpoint_number=step, options=self._options)
+        self._folder.mkdir(exist_ok=True)
+        path = str(self._folder / f"{_NAME}-{step}")
+        self._write(tf.constant(path))
+        state = tf.train.get_checkpoint_state(str(self._folder))
+        old = [Path(known).name for known in (state.all_model_checkpoint_paths if state else [])]
+        names = [name for name in old if name != Path(path).name] + [Path(path).name]
+        _write_state(self._folder, names[-self._keep :])
         self.last = step
+        for name in names[: -self._keep]:
+            for file in self._folder.glob(f"{name}.*"):
+                file.unlink(missing_ok=True)
+
+
+def _write_state(folder: Path, names: list[str]) -> None:
+    """The file by which TensorFlow finds checkpoints, oldest first; names relative, so that a job can be moved."""
+    lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{n}"' for n in names)]
+    write_bytes(folder / "checkpoint", ("\n".join(lines) + "\n").encode())
 
 
 def not_finite(what: str, step: int, where: str = "") -> NotFinite:
@@ -129,15 +158,16 @@ def not_finite(what: str, step: int, where: str = "") -> NotFinite:
     )
 
 
-def _finite(variables: Iterable[Any]) -> Iterator[tuple[str, bool]]:
-    """Whether each floating variable is finite, worked out where it lives."""
+def _finite(variables: Iterable[Any]) -> Any:
+    """For each variable whether all of it is finite, worked out where it lives; a vector of bool."""
     import tensorflow as tf
 
-    for variable in variables:
-        value = plain_variable(variable)
-        for part in getattr(value, "variables", [value]):  # the shards of one that is cut over servers
-            if not part.dtype.is_floating:
-                continue
-            with tf.device(part.device):
-                fine = tf.reduce_all(tf.math.is_finite(part))
-            yield getattr(variable, "path", part.name), bool(fine)
+    def fine(variable: Any) -> Any:
+        if not variable.dtype.is_floating:
+            return tf.constant(True)
+        with tf.device(variable.device):
+            return tf.reduce_all(tf.math.is_finite(variable))
+
+    # One that is cut over parameter servers has its shards in `variables`.
+    parts = [plain_variable(variable) for variable in variables]
+    return tf.stack([tf.reduce_all([fine(p) for p in getattr(v, "variables", [v])]) for v in parts])

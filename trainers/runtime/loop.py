@@ -59,7 +59,7 @@ class CheckpointEvery:
     def due(self, step: int) -> bool:
         """Whether to write one now."""
         if self._steps is not None:
-            return step - self._last_step >= self._steps
+            return step // self._steps > self._last_step // self._steps
         return self._clock() - self._last_time >= self._seconds
 
     @property
@@ -69,7 +69,8 @@ class CheckpointEvery:
 
     def room(self, step: int) -> int:
         """Steps until the next one is due; very many when it is due by time."""
-        return max(1, self._last_step + self._steps - step) if self._steps is not None else 1 << 30
+        # From the step alone: all-reduce peers must come to the same number.
+        return self._steps - step % self._steps if self._steps is not None else 1 << 30
 
 
 @dataclasses.dataclass
@@ -102,9 +103,9 @@ class Loop:
         self.every.saved(step)
         self.checkpoint_seconds += self.clock() - began
 
-    def after(self, step: int) -> None:
+    def after(self, step: int, *, leave: bool) -> None:
         """What is due between two calls: leave, or save. Raises LeftEarly."""
-        if self.stop.is_set():
+        if leave:
             self.save(step)
             raise LeftEarly(f"was asked to leave at step {step}")
         if self.save_now.is_set():
@@ -117,29 +118,35 @@ class Loop:
 def train_in_graph(loop: Loop, iterator: Any, step: int) -> int:
     """Train from `step` to the target; the number of finished steps.
 
-    All-reduce peers may pack their steps differently: their collectives meet step by step. Raises NotFinite for
-    a loss that is NaN or infinite, and LeftEarly after the checkpoint when asked to leave.
+    All-reduce peers tell each other how long a step took and whether they shall leave, so that all pack the same
+    number of steps and leave at the same one. Raises NotFinite for a loss that is NaN or infinite, and LeftEarly
+    after the checkpoint when asked to leave.
     """
     import tensorflow as tf
 
     size = StepSize(most=500)
     first = True
+    step_time = 0.0
     while step < loop.target:
         k = min(1 if first else size.value, loop.target - step, loop.every.room(step))
+        told = tf.constant([step_time, float(loop.stop.is_set())], tf.float32)
         began = loop.clock()
-        loss, waited = loop.run(iterator, tf.constant(k, tf.int32))
+        loss, waited, heard = loop.run(iterator, tf.constant(k, tf.int32), told)
         mean = float(loss)
         took = loop.clock() - began
         if not math.isfinite(mean):
             raise not_finite("loss", step + k)
         step += k
         if first:
-            first = False
-            loop.started()
+            loop.started()  # the first call also traced and compiled: its time says nothing
         else:
-            size.measured(k, took)
+            step_time = took / k
+        first = False
+        mean_step_time, leave = heard.numpy().tolist()
+        if mean_step_time > 0:
+            size.measured(mean_step_time)
         loop.progress.advance(k, mean, float(waited), took)
-        loop.after(step)
+        loop.after(step, leave=leave > 0)
     loop.save(step)
     return step
 
@@ -182,6 +189,7 @@ def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int
     woken = threading.Event()
     errors: list[BaseException] = []
     lanes = _LANES * set_up.workers
+    nothing = tf.zeros([0], tf.float32)
 
     def lane() -> None:
         size = StepSize(most=100)
@@ -194,16 +202,15 @@ def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int
                 if k == 0:
                     return
                 began = loop.clock()
-                value = set_up.coordinator.schedule(loop.run, args=(iterator, tf.constant(k, tf.int32)))
-                loss, waited = value.fetch()
+                args = (iterator, tf.constant(k, tf.int32), nothing)
+                loss, waited, _ = set_up.coordinator.schedule(loop.run, args=args).fetch()
                 took = loop.clock() - began
                 if not math.isfinite(float(loss)):
                     raise not_finite("loss", shares.done + k)
                 shares.finish(k)
-                if first:
-                    first = False
-                else:
-                    size.measured(k, took / _LANES)
+                if not first:
+                    size.measured(took / _LANES / k)
+                first = False
                 loop.progress.advance(k, float(loss), float(waited), took / _LANES)
                 woken.set()
         except BaseException as e:  # noqa: BLE001 - handed to the main thread, which raises it
@@ -225,7 +232,7 @@ def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int
                 loop.started()
             if not errors:
                 # Workers go on while it is written, as asynchronous training allows.
-                loop.after(shares.done)
+                loop.after(shares.done, leave=loop.stop.is_set())
     finally:
         ended.set()
     if errors:

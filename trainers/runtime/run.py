@@ -68,6 +68,10 @@ def train(record: JobRecord, plan: Plan, me: ReplicaPlan) -> None:
     seconds = {name: round(value, 3) for name, value in run.phases.seconds.items()}
     if run.is_chief:
         record.finish(JobState.SUCCEEDED, step=step, metrics=metrics, seconds=seconds)
+    else:
+        # The chief still writes the last checkpoint, and would take a peer that leaves now for a lost one.
+        while record.outcome() is None and not run.stop.wait(0.1):
+            continue
     shown = {**metrics, **{f"{name}_s": value for name, value in seconds.items()}}
     log.info("%s is done: %s", me.replica, ", ".join(f"{k} {v:.4g}" for k, v in shown.items()))
 
@@ -127,9 +131,10 @@ class _Run:
             raise
         self.phases.enter("")
         seconds = self.phases.seconds
+        whole = seconds.get("train", 0.0)
         seconds["checkpoint"] = loop.checkpoint_seconds
-        seconds["train"] = max(0.0, seconds.get("train", 0.0) - loop.checkpoint_seconds)
-        return step, self._metrics(step, ctx, seconds["train"])
+        seconds["train"] = max(0.0, whole - loop.checkpoint_seconds)
+        return step, self._metrics(step, ctx, whole)
 
     def _enter(self, phase: str, timed_as: str) -> None:
         self.phases.enter(timed_as)

@@ -63,7 +63,11 @@ def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[
 
 
 def make_run(strategy: Any, step: Callable[[Any], Any], *, replicas: int) -> Any:
-    """`run(iterator, k) -> (mean loss of k steps, seconds waited for data)`, one tf.function."""
+    """`run(iterator, k, told) -> (mean loss of k steps, seconds waited for data, heard)`, one tf.function.
+
+    `told` is a float32 vector of this process, `heard` its mean over all that step together. Peers need it: the
+    collectives of a loop meet by the number of their turn, so all must ask for the same k, and leave together.
+    """
     import tensorflow as tf
 
     def mean(value: Any) -> Any:
@@ -81,13 +85,17 @@ def make_run(strategy: Any, step: Callable[[Any], Any], *, replicas: int) -> Any
 
     # Without AutoGraph, as in Keras: converting these few lines costs 2 CPU-seconds a process.
     @tf.function(autograph=False)
-    def run(iterator: Any, k: Any) -> Any:
+    def run(iterator: Any, k: Any, told: Any = None) -> Any:
+        told = tf.zeros([0], tf.float32) if told is None else told
+        heard = told if replicas == 1 else mean(strategy.run(lambda: tf.identity(told)))
+        with tf.control_dependencies([heard]):
+            start = tf.zeros([], tf.float32)
         _, total, waited = tf.while_loop(
             lambda i, *_: i < k,
             lambda i, total, waited: (i + 1, *one(iterator, total, waited)),
-            (tf.constant(0), tf.zeros([], tf.float32), tf.zeros([], tf.float64)),
+            (tf.constant(0), start, tf.zeros([], tf.float64)),
         )
-        return total / tf.cast(k, tf.float32), waited
+        return total / tf.cast(k, tf.float32), waited, heard
 
     return run
 
@@ -101,9 +109,9 @@ class StepSize:
         self.value = 1
         self._step_time: float | None = None
 
-    def measured(self, steps: int, took: float) -> None:
-        """Note a call that was no first one (that would count tracing)."""
-        each = max(took, 1e-6) / steps
+    def measured(self, step_time: float) -> None:
+        """Note the seconds that a step took, of a call that was no first one (that would count tracing)."""
+        each = max(step_time, 1e-6)
         self._step_time = each if self._step_time is None else 0.5 * (self._step_time + each)
         wanted = int(self._seconds / self._step_time)
         # At most fourfold at once: the first measured calls of a process are slow, or lucky.
