@@ -178,6 +178,22 @@ def test_a_component_that_does_not_start_is_told(make: Callable[..., Platform]) 
     assert not is_held(platform.settings.lock_file)
 
 
+def test_ctrl_c_during_the_start_leaves_nothing(make: Callable[..., Platform]) -> None:
+    platform = make({"one": "", "slow": "time.sleep(600)"})
+    running: list[tuple[int, str]] = []
+
+    def interrupt(state: Mapping[str, Any]) -> None:
+        if state["services"] and all(s["pid"] for s in state["services"]):
+            running.extend(identities(platform))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        platform.start(on_progress=interrupt)
+    assert len(running) == 2
+    assert not any(is_running(*one) for one in running)
+    assert platform.state["state"] == "stopped"
+
+
 def test_a_supervisor_that_cannot_even_begin(make: Callable[..., Platform]) -> None:
     platform = make()
     with pytest.raises(PlatformFailed, match="supervisor ended with 1"):
