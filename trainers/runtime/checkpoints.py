@@ -51,14 +51,18 @@ def restore_newest(
     """
     import tensorflow as tf
 
-    # IndexError is how TensorFlow's reader says that a file is too short.
+    # A file that is too short comes as an IndexError or as the bare base class of TensorFlow's errors, the other
+    # leaves of which (a parameter server that is gone) say nothing about the file.
     broken = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError, IndexError)
     state = tf.train.get_checkpoint_state(str(folder))
     for path in reversed(list(state.all_model_checkpoint_paths) if state else []):
         try:
-            status = checkpoint.restore(path, options=options)
+            # As `write` wrote it: `restore` would ask for a counter of saves, too.
+            status = checkpoint.read(path, options=options)
             status.assert_existing_objects_matched()
-        except broken as e:
+        except (tf.errors.OpError, IndexError) as e:
+            if not isinstance(e, broken) and type(e) is not tf.errors.OpError:
+                raise
             log.warning("checkpoint %s is broken, taking the one before: %s", path, str(e).splitlines()[0])
             continue
         except (AssertionError, ValueError) as e:
