@@ -15,6 +15,9 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 DAGS = sorted((REPO / "dags").glob("*.py"))
 
+# Airflow 3.3 asks the library that reads .airflowignore for a class by its old name.
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+
 _PARSE = """
 import json, sys, time
 import airflow.sdk, airflow.sdk.definitions.decorators, airflow.sdk.definitions.timetables.trigger
@@ -186,8 +189,6 @@ def test_pods_hold_no_secret_and_no_right_they_do_not_need(
         assert len(pod.metadata.name) <= 63
 
 
-# Airflow 3.3 asks the library that reads .airflowignore for a class by its old name.
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_the_plugin_file_is_all_that_airflow_loads() -> None:
     from airflow._shared.module_loading.file_discovery import find_path_from_directory
 
