@@ -19,6 +19,7 @@ from rich.console import Console
 from trainyard import cli
 from trainyard.commands import jobs, models, platform
 from trainyard.commands import run as run_command
+from trainyard.platform.airflow_api import AirflowUnreachable
 from trainyard.platform.embedded import Platform, PlatformFailed
 from trainyard.platform.pipeline_run import FormRefused
 from trainyard.platform.preflight import NoRoom
@@ -259,8 +260,12 @@ def test_ctrl_c_has_airflow_fail_the_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_component_that_dies_during_a_run_is_told(tmp_path: Path) -> None:
     airflow = FAKES.FakeAirflow([("running", []), ("success", [])])
-    service = {"name": "mlflow", "title": "MLflow", "restarts": 1, "last_exit": "killed by SIGKILL"}
-    code, shown = run_pipeline(tmp_path, airflow, state={"state": "running", "services": [service]})
+    made = fake_platform(tmp_path, airflow)
+    service = {"name": "mlflow", "title": "MLflow", "restarts": 0, "last_exit": ""}
+    made.state["services"] = [service]
+    tasks, died = airflow.tasks, {"restarts": 1, "last_exit": "killed by SIGKILL"}
+    airflow.tasks = lambda *ids: made.state["services"].__setitem__(0, {**service, **died}) or tasks(*ids)
+    code, shown = run_pipeline(tmp_path, airflow, state=made.state)
     assert code == 0
     assert shown.count("MLflow died (killed by SIGKILL) and is started again") == 1
 
@@ -276,6 +281,28 @@ def test_a_platform_that_goes_down_ends_the_run(tmp_path: Path, failure: Any, te
     airflow = FAKES.FakeAirflow([("running", [])])
     with pytest.raises(PlatformFailed, match=text):
         run_pipeline(tmp_path, airflow, state={"state": "stopping", "services": [], "failure": failure})
+
+
+def test_an_airflow_that_is_away_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    airflow = FAKES.FakeAirflow([("running", []), ("success", [])])
+    run_of, away = airflow.run, [True, False, True, False]
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None)
+
+    def run(*ids: str) -> Any:
+        if away and away.pop(0):
+            raise AirflowUnreachable("it is starting again")
+        return run_of(*ids)
+
+    airflow.run = run
+    monkeypatch.setattr(run_command, "time", clock)
+    assert run_pipeline(tmp_path, airflow)[0] == 0
+
+    airflow = FAKES.FakeAirflow([("running", [])])
+    airflow.run = lambda *_: (_ for _ in ()).throw(AirflowUnreachable("it is gone"))
+    ticks = iter(range(0, 1000, 50))
+    clock.monotonic = lambda: next(ticks)
+    with pytest.raises(AirflowUnreachable):
+        run_pipeline(tmp_path, airflow)
 
 
 def test_little_room_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
@@ -9,9 +10,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from trainyard.platform.airflow_api import AirflowRefused
+from trainyard.platform.airflow_api import AirflowRefused, AirflowUnreachable
 from trainyard.platform.failure_view import failed_task, failure_of_log
-from trainyard.platform.pipeline_run import FormRefused, end_early, follow, job_folders, start_run, unpaused
+from trainyard.platform.pipeline_run import (
+    FormRefused,
+    end_early,
+    follow,
+    job_folders,
+    pause_leftovers,
+    start_run,
+    unpaused,
+)
 
 from trainers.job.failures import Failure, FailureClass
 
@@ -100,15 +109,56 @@ def test_other_refusals_are_not_the_forms() -> None:
         start_run(FakeAirflow(refuse={"": AirflowRefused(404, "gone")}), DAG, {})
 
 
-def test_a_paused_dag_is_paused_again() -> None:
+def test_a_paused_dag_is_paused_again(tmp_path: Path) -> None:
     airflow = FakeAirflow()
-    with pytest.raises(ZeroDivisionError), unpaused(airflow, DAG):
-        raise ZeroDivisionError
+    notes: list[str] = []
+
+    def fail_in_the_middle() -> None:
+        with unpaused(airflow, DAG, tmp_path):
+            notes.extend(note.name for note in tmp_path.iterdir())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_the_middle()
+    assert notes == ["d"]
     assert airflow.calls == [("paused", False), ("paused", True)]
+    assert pause_leftovers(airflow, tmp_path) == []
+
+
+def test_a_dag_that_was_active_stays_so(tmp_path: Path) -> None:
     airflow = FakeAirflow()
-    with unpaused(airflow, {**DAG, "is_paused": False}):
+    with unpaused(airflow, {**DAG, "is_paused": False}, tmp_path):
         pass
     assert airflow.calls == []
+
+
+def test_what_a_killed_run_left_unpaused_is_paused_later(tmp_path: Path) -> None:
+    class Gone(FakeAirflow):  # type: ignore[misc, valid-type]
+        def set_paused(self, dag_id: str, paused: bool) -> None:
+            if paused:
+                raise AirflowUnreachable("it went down")
+
+    with unpaused(Gone(), {**DAG, "dag_id": "a/b"}, tmp_path):
+        pass
+    assert len(list(tmp_path.iterdir())) == 1
+    with unpaused(Gone(), {**DAG, "dag_id": "a/b", "is_paused": False}, tmp_path):
+        pass  # the next run of the same knows that it was paused once
+    airflow = FakeAirflow()
+    assert pause_leftovers(airflow, tmp_path) == ["a/b"]
+    assert airflow.calls == [("paused", True)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("status", "left"), [(404, 0), (403, 1)])
+def test_a_leftover_whose_dag_is_gone(tmp_path: Path, status: int, left: int) -> None:
+    class Refusing(FakeAirflow):  # type: ignore[misc, valid-type]
+        def set_paused(self, dag_id: str, paused: bool) -> None:
+            raise AirflowRefused(status, "no")
+
+    (tmp_path / "d").touch()
+    with contextlib.suppress(AirflowRefused):
+        assert pause_leftovers(Refusing(), tmp_path) == []
+    assert len(list(tmp_path.iterdir())) == left
 
 
 def beat(folder: Path, replica: str, **values: Any) -> None:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
-from trainyard.platform.ports import HOST, PREFERRED, NoFreePort, Port, choose_ports, is_free
+from trainyard.platform.ports import (
+    HOST,
+    PREFERRED,
+    NoFreePort,
+    Port,
+    Reservations,
+    choose_ports,
+    is_free,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +63,13 @@ def test_a_port_with_old_connections_is_free() -> None:
 
 def test_the_usual_ports_differ() -> None:
     assert len(set(PREFERRED.values())) == len(PREFERRED)
+
+
+def test_platforms_that_start_at_once_get_different_ports(tmp_path: Path) -> None:
+    one, other = Reservations(tmp_path / "locks"), Reservations(tmp_path / "locks")
+    ours = {p.number for p in choose_ports({}, free=one.take).values()}
+    theirs = {p.number for p in choose_ports({}, free=other.take).values()}
+    assert not ours & theirs, "nothing listens yet, but they are promised"
+    one.release()
+    assert {p.number for p in choose_ports({}, free=Reservations(tmp_path / "locks").take).values()} == ours
+    assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o700

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -139,6 +140,26 @@ def test_a_command_that_is_not_there(tmp_path: Path, run: Callable[..., Supervis
     with pytest.raises(ComponentFailed, match="could not be started") as caught:
         supervisor.start()
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_stranger_on_its_port_is_not_taken_for_it(tmp_path: Path, run: Callable[..., Supervisor]) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        url = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+        supervisor = run(make_service(tmp_path, "web", url=url, start_seconds=1.5))
+        with pytest.raises(ComponentFailed, match="did not answer within"):
+            supervisor.start()
+
+
+def test_one_that_listens_itself_is_taken(tmp_path: Path, run: Callable[..., Supervisor]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = f"import socket\ns = socket.socket()\ns.bind(('127.0.0.1', {port}))\ns.listen()"
+    supervisor = run(make_service(tmp_path, "web", code, url=f"http://127.0.0.1:{port}"))
+    supervisor.start()
+    assert supervisor.components["web"].state == "ready"
 
 
 def test_what_needs_a_failed_one_is_not_started(tmp_path: Path, run: Callable[..., Supervisor]) -> None:

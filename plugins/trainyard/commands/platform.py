@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainyard.platform.embedded import Platform, PlatformFailed
+from trainyard.platform.pipeline_run import pause_leftovers
 from trainyard.platform.preflight import check_room
 from trainyard.platform.processes import memory_bytes
 from trainyard.platform.progress import StartProgress, duration
@@ -55,6 +56,7 @@ def up(arguments: argparse.Namespace, console: Console) -> int:
     else:
         tell_room(platform, console)
         platform.start(on_progress=StartProgress(console))
+        pause_leftovers(platform.airflow, platform.settings.pause_notes)
         console.print(f"the platform is up after {duration(platform.state['ready_seconds'])}")
     print_urls(platform, console)
     return 0

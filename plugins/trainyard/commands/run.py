@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -11,15 +12,17 @@ from rich.console import Console
 from trainers.job.errors import ConfigError
 from trainyard.cli import EXIT_FAILED
 from trainyard.commands.platform import open_platform, tell_room
-from trainyard.platform.airflow_api import AirflowError, DagRun
+from trainyard.platform.airflow_api import AirflowError, AirflowUnreachable, DagRun
 from trainyard.platform.embedded import Platform, PlatformFailed
 from trainyard.platform.failure_view import failed_task
-from trainyard.platform.pipeline_run import Snapshot, end_early, follow, start_run, unpaused
+from trainyard.platform.pipeline_run import Snapshot, end_early, follow, pause_leftovers, start_run, unpaused
 from trainyard.platform.progress import StartProgress, duration, make_progress
 from trainyard.platform.report import make_report, print_report
 from trainyard.platform.state import Held, hold
 
 __all__ = ["RunBusy", "run"]
+
+_SILENCE_SECONDS = 120.0
 
 
 class RunBusy(ConfigError):
@@ -44,6 +47,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 platform.running(on_progress=(lambda _: None) if was_up else StartProgress(console))
             )
             if not was_up:
+                pause_leftovers(platform.airflow, platform.settings.pause_notes)
                 console.print(f"the platform is up after {duration(platform.state['ready_seconds'])}")
             return _run_pipeline(platform, arguments, console)
 
@@ -54,7 +58,7 @@ def _run_pipeline(platform: Platform, arguments: argparse.Namespace, console: Co
     started = start_run(client, dag, arguments.conf)
     page = client.page(started.dag_id, started.run_id)
     console.print(f"running {started.dag_id}: {page}", markup=False, soft_wrap=True)
-    with unpaused(client, dag):
+    with unpaused(client, dag, platform.settings.pause_notes):
         last = _followed(platform, started, console)
     print_report(make_report(platform, last), console)
     if last.run.state == "success":
@@ -72,11 +76,22 @@ def _followed(platform: Platform, started: DagRun, console: Console) -> Snapshot
     """Show the run until it is over; Ctrl-C has Airflow fail it first."""
     progress = make_progress(console)
     last: Snapshot | None = None
-    restarts: dict[str, int] = {}
+    deaths = _Deaths(platform, console)
+    silent_since: float | None = None
     try:
-        for last in follow(platform.airflow, started, platform.storage):
-            progress.update(last)
-            _tell_deaths(platform, restarts, console)
+        while last is None or not last.run.is_over:
+            try:
+                for last in follow(platform.airflow, started, platform.storage):
+                    progress.update(last)
+                    deaths.tell()
+                    silent_since = None
+            except AirflowUnreachable:
+                # The supervisor starts an api-server that died again; the run goes on meanwhile.
+                deaths.tell()
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since > _SILENCE_SECONDS:
+                    raise
+                time.sleep(1.0)
     except KeyboardInterrupt:
         progress.close()
         console.print("ending the run (Ctrl-C again: at once) ...")
@@ -85,23 +100,35 @@ def _followed(platform: Platform, started: DagRun, console: Console) -> Snapshot
         raise
     finally:
         progress.close()
-    assert last is not None
     return last
 
 
-def _tell_deaths(platform: Platform, restarts: dict[str, int], console: Console) -> None:
-    """Say which component died since the last time; PlatformFailed when the platform gave up."""
-    state = platform.state
-    for service in state.get("services", ()):
-        if service["restarts"] > restarts.get(service["name"], 0):
-            restarts[service["name"]] = service["restarts"]
-            console.print(
-                f"{service['title']} died ({service['last_exit']}) and is started again", style="yellow"
+class _Deaths:
+    """Says which component died since the last look."""
+
+    def __init__(self, platform: Platform, console: Console) -> None:
+        self._platform = platform
+        self._console = console
+        self._told = {s["name"]: s["restarts"] for s in platform.state.get("services", ())}
+
+    def tell(self) -> None:
+        """Print news; PlatformFailed when the platform is going down."""
+        state = self._platform.state
+        for service in state.get("services", ()):
+            if service["restarts"] > self._told.get(service["name"], 0):
+                self._told[service["name"]] = service["restarts"]
+                text = f"{service['title']} died ({service['last_exit']}) and is started again"
+                self._console.print(text, style="yellow", markup=False)
+        if state.get("state") not in ("running", "starting"):
+            failure = state.get("failure") or {}
+            what = (
+                f"{failure['title']} {failure['what']}"
+                if failure
+                else "the platform went down during the run"
             )
-    if state.get("state") not in ("running", "starting"):
-        failure = state.get("failure") or {}
-        what = f"{failure['title']} {failure['what']}" if failure else "the platform went down during the run"
-        raise PlatformFailed(what, failure=failure, hint=failure.get("hint", "`make run` starts it again"))
+            raise PlatformFailed(
+                what, failure=failure, hint=failure.get("hint", "`make run` starts it again")
+            )
 
 
 def _newest_change(platform: Platform) -> float:

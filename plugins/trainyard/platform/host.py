@@ -18,7 +18,7 @@ from typing import Any
 
 from trainyard.platform.airflow_config import airflow_options, write_airflow_config
 from trainyard.platform.keys import make_keys
-from trainyard.platform.ports import NoFreePort, choose_ports
+from trainyard.platform.ports import NoFreePort, Reservations, choose_ports
 from trainyard.platform.processes import adopt_orphans, is_running, kill_all, tree
 from trainyard.platform.services import Service, platform_services, platform_urls
 from trainyard.platform.settings import Settings
@@ -56,6 +56,7 @@ class Host:
         self._owns_orphans = owns_orphans
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
+        self._reserved = Reservations()
         self._state: dict[str, Any] = {
             "state": "starting",
             "attached": attached,
@@ -85,6 +86,7 @@ class Host:
             return EXIT_FAILED
         finally:
             supervisor.stop()
+            self._reserved.release()
             self._write("failed" if self._state["failure"] else "stopped")
 
     def _prepare(self) -> Supervisor:
@@ -94,7 +96,7 @@ class Host:
         settings.make_folders()
         settings.model_server_ready.unlink(missing_ok=True)
         settings.model_config.touch()
-        chosen = choose_ports(before.get("ports", {}))
+        chosen = choose_ports(before.get("ports", {}), free=self._reserved.take)
         ports = {name: port.number for name, port in chosen.items()}
         keys = make_keys(settings.secrets)
         write_airflow_config(

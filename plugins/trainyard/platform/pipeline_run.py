@@ -10,13 +10,29 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from trainers.job.errors import ConfigError
 from trainers.job.labels import run_slug
 from trainers.job.record import Heartbeat, JobRecord
-from trainyard.platform.airflow_api import AirflowClient, AirflowRefused, DagRun, TaskInstance
+from trainyard.platform.airflow_api import (
+    AirflowClient,
+    AirflowRefused,
+    AirflowUnreachable,
+    DagRun,
+    TaskInstance,
+)
 
-__all__ = ["FormRefused", "Snapshot", "end_early", "follow", "job_folders", "start_run", "unpaused"]
+__all__ = [
+    "FormRefused",
+    "Snapshot",
+    "end_early",
+    "follow",
+    "job_folders",
+    "pause_leftovers",
+    "start_run",
+    "unpaused",
+]
 
 _POLL_SECONDS = 1.0
 
@@ -80,16 +96,41 @@ def start_run(client: AirflowClient, dag: Mapping[str, Any], conf: Mapping[str, 
 
 
 @contextlib.contextmanager
-def unpaused(client: AirflowClient, dag: Mapping[str, Any]) -> Iterator[None]:
-    """Let the scheduler work on this DAG during the block; one that was paused is paused again after it."""
-    if not dag["is_paused"]:
+def unpaused(client: AirflowClient, dag: Mapping[str, Any], notes: Path) -> Iterator[None]:
+    """Let the scheduler work on this DAG during the block; one that was paused is paused again after it.
+
+    A note in the folder `notes` outlives a block that could not do so (see `pause_leftovers`).
+    """
+    dag_id = dag["dag_id"]
+    note = notes / quote(dag_id, safe="")
+    if not dag["is_paused"] and not note.exists():
         yield
         return
-    client.set_paused(dag["dag_id"], False)
+    notes.mkdir(parents=True, exist_ok=True)
+    note.touch()
+    client.set_paused(dag_id, False)
     try:
         yield
     finally:
-        client.set_paused(dag["dag_id"], True)
+        # An Airflow that has gone down can't be told; the error that ended the block says so already.
+        with contextlib.suppress(AirflowUnreachable):
+            client.set_paused(dag_id, True)
+            note.unlink()
+
+
+def pause_leftovers(client: AirflowClient, notes: Path) -> list[str]:
+    """Pause the DAGs that a run which was killed left unpaused; their ids. Nothing else may run them now."""
+    paused = []
+    for note in sorted(notes.glob("*")):
+        dag_id = unquote(note.name)
+        try:
+            client.set_paused(dag_id, True)
+            paused.append(dag_id)
+        except AirflowRefused as refused:
+            if refused.status != 404:  # its file is gone, so there is nothing to pause
+                raise
+        note.unlink()
+    return paused
 
 
 def follow(

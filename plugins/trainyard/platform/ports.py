@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["HOST", "PREFERRED", "NoFreePort", "Port", "choose_ports", "is_free"]
+import psutil
+
+__all__ = ["HOST", "PREFERRED", "NoFreePort", "Port", "Reservations", "choose_ports", "is_free", "listens"]
 
 HOST = "127.0.0.1"
 """The only address anything of the embedded platform listens on."""
@@ -45,6 +51,52 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+class Reservations:
+    """Ports that this user's platforms have chosen, whether anything listens on them yet or not.
+
+    Two platforms that start at the same moment would both find 8080 free, seconds before either listens. Each
+    chosen port is locked in a folder that all checkouts of this user share; a lock ends with its process.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(tempfile.gettempdir()) / f"trainyard-ports-{os.getuid()}"
+        self._held: list[int] = []
+
+    def take(self, port: int) -> bool:
+        """Whether the port is free; if so, it is reserved from now on."""
+        if not is_free(port):
+            return False
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        # O_NOFOLLOW: the folder for temporary files is everybody's.
+        lock = os.open(
+            self._folder / f"{port}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._held.append(lock)
+        return True
+
+    def release(self) -> None:
+        """Let all go."""
+        while self._held:
+            os.close(self._held.pop())
+
+
+def listens(processes: list[psutil.Process], port: int) -> bool:
+    """Whether one of these processes listens on the port."""
+    for process in processes:
+        try:
+            connections = process.net_connections(kind="tcp")
+        except psutil.Error:
+            continue
+        if any(c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port for c in connections):
+            return True
+    return False
 
 
 def choose_ports(

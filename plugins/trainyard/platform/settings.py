@@ -139,6 +139,11 @@ class Settings:
         return self.home / "platform.lock"
 
     @property
+    def pause_notes(self) -> Path:
+        """Names the DAGs that a run has unpaused, until it has paused them again."""
+        return self.airflow_home / "unpaused"
+
+    @property
     def supervisor_log(self) -> Path:
         """The supervisor's own log."""
         return self.logs / "supervisor.log"

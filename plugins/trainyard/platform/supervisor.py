@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
 from trainyard.platform.leash import Leash
+from trainyard.platform.ports import listens
 from trainyard.platform.processes import describe_exit, identity, kill_all, signal_group, tree
 from trainyard.platform.services import Service
 
@@ -221,7 +223,11 @@ class Supervisor:
                 raise ComponentFailed(
                     service, f"ended during its start: {component.last_exit}", component.log_file
                 )
-            if service.probe is not None and service.probe(component.started):
+            if (
+                service.probe is not None
+                and service.probe(component.started)
+                and _is_ours(service, process.pid)
+            ):
                 break
             if self._clock() >= deadline:
                 what = f"did not answer within {service.start_seconds:.0f} s"
@@ -309,6 +315,12 @@ class Supervisor:
     def _change(self, component: Component, state: str) -> None:
         component.state = state
         self._on_change()
+
+
+def _is_ours(service: Service, pid: int) -> bool:
+    """Whether it was this service that answered, and no stranger who took its port a moment earlier."""
+    port = urlsplit(service.url).port if service.url else None
+    return port is None or listens(tree(pid), port)
 
 
 def _tail(path: Path, lines: int = _TAIL_LINES) -> list[str]:
