@@ -66,21 +66,27 @@ def deliver(job_folder: Path | str, *, client: Any = None, environ: Mapping[str,
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)  # the last may be half written
         if not lines:
             return 0
-        try:
+        with _reaching(uri, folder):
             client = client or _client(uri)
             run_id = run_of(client, folder, uri)
-            for batch in _batches(lines):
+        for batch in _batches(lines):
+            with _reaching(uri, folder):
                 _send(client, run_id, batch)
-                position += sum(map(len, batch))
-                write_json(position_file, {"bytes": position})
-        except Exception as e:
-            if isinstance(e, OSError) and not type(e).__module__.startswith("requests"):
-                raise
-            raise Undelivered(
-                f"MLflow at {uri} did not take the metrics of {folder.name}: {type(e).__name__}: {e}",
-                hint="they stay in the job's folder; register, or `python -m trainers.runtime.deliver`, sends them",
-            ) from e
+            position += sum(map(len, batch))
+            write_json(position_file, {"bytes": position})
         return len(lines)
+
+
+@contextlib.contextmanager
+def _reaching(uri: str, folder: Path) -> Iterator[None]:
+    """Around calls of the client, which raises errors of many families."""
+    try:
+        yield
+    except Exception as e:
+        raise Undelivered(
+            f"MLflow at {uri} did not take the metrics of {folder.name}: {type(e).__name__}: {e}",
+            hint="they stay in the job's folder; register, or `python -m trainers.runtime.deliver`, sends them",
+        ) from e
 
 
 @contextlib.contextmanager

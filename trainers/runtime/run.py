@@ -55,8 +55,8 @@ def train(record: JobRecord, plan: Plan, me: ReplicaPlan) -> None:
     """Train as chief or as an all-reduce peer, to the end; the chief writes the record's outcome."""
     check_supported(plan.job)
     run = _Run(record, plan, me)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda _number, _frame: run.stop.set())
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: run.stop.set()) if in_main else None
     spool = Spool(record.folder) if run.is_chief else None
     pulse = Pulse(record, run.progress, _heartbeat(me), spool=spool)
     pulse.start()
@@ -65,6 +65,8 @@ def train(record: JobRecord, plan: Plan, me: ReplicaPlan) -> None:
     finally:
         run.progress.enter("ended")
         pulse.stop()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     seconds = {name: round(value, 3) for name, value in run.phases.seconds.items()}
     if run.is_chief:
         record.finish(JobState.SUCCEEDED, step=step, metrics=metrics, seconds=seconds)

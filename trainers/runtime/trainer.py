@@ -15,7 +15,7 @@ from typing import Any
 
 from trainers.job import labels, termination
 from trainers.job.failures import exit_code_of
-from trainers.job.plan import ReplicaPlan
+from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import JobRecord
 from trainers.job.spec import RoleKind
 from trainers.runtime.process import ENV_LAUNCHER_PID, die_with_launcher
@@ -44,12 +44,10 @@ def main() -> int:
         attempt = int(os.environ.get(ENV_ATTEMPT, "1"))
         with stack_file(record, me.replica, attempt).open("w") as stacks:
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-            if drives_steps(plan.job, role):
-                from trainers.runtime.run import train
-
-                train(record, plan, me)
-            else:
-                serve(me)
+            try:
+                _be(record, plan, me)
+            finally:
+                faulthandler.unregister(signal.SIGUSR1)
     except BaseException as e:  # noqa: BLE001 - the one place where everything becomes a class
         from trainers.runtime.blame import blame
 
@@ -57,6 +55,15 @@ def main() -> int:
         termination.write_failure(failure)
         return exit_code_of(failure.failure_class)
     return 0
+
+
+def _be(record: JobRecord, plan: Plan, me: ReplicaPlan) -> None:
+    if not drives_steps(plan.job, me.role):
+        serve(me)
+        return
+    from trainers.runtime.run import train
+
+    train(record, plan, me)
 
 
 def serve(me: ReplicaPlan) -> None:

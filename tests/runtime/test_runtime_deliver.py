@@ -1,0 +1,218 @@
+"""Delivery of the spool to MLflow: in order, once, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainers.job.files import read_json, write_json
+from trainers.job.record import JobRecord, JobState
+from trainers.runtime import deliver as deliver_module
+from trainers.runtime.deliver import ENV_URI, Delivery, Undelivered, deliver, main
+from trainers.runtime.tracking import Spool
+
+
+class FakeClient:
+    """MlflowClient as far as delivery uses it; `down` makes it raise."""
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[str, float, int]] = []
+        self.params: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
+        self.requests: list[int] = []
+        self.down = False
+
+    def log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
+        if self.down:
+            raise ConnectionError("connection refused")
+        assert run_id == "run-7"
+        assert len(metrics) <= 1000
+        assert len(params) <= 100
+        self.metrics += [(m.key, m.value, m.step) for m in metrics]
+        for param in params:
+            assert param.key not in self.params, "MLflow refuses another value of a param"
+            self.params[param.key] = param.value
+        self.tags.update({tag.key: tag.value for tag in tags})
+        self.requests.append(len(metrics))
+
+    def get_run(self, run_id: str) -> Any:
+        return type("Run", (), {"data": type("Data", (), {"params": dict(self.params)})})
+
+
+@pytest.fixture
+def job(jobs: Any) -> Path:
+    """A job's folder with a known run."""
+    folder = Path(jobs.plan().job.output)
+    Spool(folder)
+    write_json(folder / "tracking" / "run.json", {"run_id": "run-7", "experiment_id": "1"})
+    return folder
+
+
+ENV = {ENV_URI: "http://mlflow"}
+
+
+def test_lines_arrive_in_order_and_once(job: Path) -> None:
+    client, spool = FakeClient(), Spool(job)
+    spool.params({"steps": 10})
+    spool.tags({"folder": job})
+    for step in range(1, 2301):
+        spool.metrics({"loss": 1 / step}, step=step)
+    assert deliver(job, client=client, environ=ENV) == 2302
+    assert [step for _, _, step in client.metrics] == list(range(1, 2301))
+    assert client.requests == [1000, 1000, 300]
+    assert client.params == {"steps": "10"}
+    assert client.tags == {"folder": str(job)}
+    assert deliver(job, client=client, environ=ENV) == 0
+    spool.metrics({"loss": 0.0}, step=2301)
+    spool.params({"steps": 20, "more": 1})
+    assert deliver(job, client=client, environ=ENV) == 3
+    assert client.metrics[-1] == ("loss", 0.0, 2301)
+    assert client.params == {"steps": "10", "more": "1"}
+
+
+def test_mlflow_that_is_away_gets_everything_later(job: Path) -> None:
+    client, spool = FakeClient(), Spool(job)
+    for step in range(1500):
+        spool.metrics({"loss": 0.5}, step=step)
+    client.down = True
+    with pytest.raises(Undelivered, match=r"MLflow at http://mlflow did not take.*connection refused"):
+        deliver(job, client=client, environ=ENV)
+    client.down = False
+    assert deliver(job, client=client, environ=ENV) == 1500
+    assert len(client.metrics) == 1500
+
+
+def test_a_line_that_is_half_written_waits_and_a_broken_one_is_passed_over(job: Path) -> None:
+    client, spool = FakeClient(), Spool(job)
+    spool.metrics({"loss": 0.5}, step=1)
+    with spool.path.open("a") as f:
+        f.write('{"metric": "loss", "value"')
+    assert deliver(job, client=client, environ=ENV) == 1
+    Spool(job).metrics({"loss": 0.25}, step=2)
+    assert deliver(job, client=client, environ=ENV) == 2
+    assert [step for _, _, step in client.metrics] == [1, 2]
+
+
+def test_without_a_tracking_uri_nothing_is_sent(job: Path, tmp_path: Path) -> None:
+    Spool(job).metrics({"loss": 0.5}, step=1)
+    assert deliver(job, client=FakeClient(), environ={}) == 0
+    assert deliver(tmp_path / "no job", client=FakeClient(), environ=ENV) == 0
+
+
+# MLflow 3.17 asks SQLAlchemy 2.1 for a loader by its old name.
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:sqlalchemy.exc.SADeprecationWarning")
+def test_the_real_client_makes_the_run(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a tracking store of MLflow's own, on a database file."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    (job / "tracking" / "run.json").unlink()
+    spool = Spool(job)
+    spool.params({"steps": 10})
+    spool.tags({"trainyard.job": "job"})
+    for step in (1, 2, 3):
+        spool.metrics({"loss": 1.0 / step, "rate": 10.0}, step=step)
+    assert deliver(job, environ={ENV_URI: uri}) == 8
+    known = read_json(job / "tracking" / "run.json")
+    assert known is not None
+    client = MlflowClient(tracking_uri=uri)
+    run = client.get_run(known["run_id"])
+    assert run.data.params == {"steps": "10"}
+    assert run.data.tags["trainyard.job"] == "job"
+    assert [m.value for m in client.get_metric_history(known["run_id"], "loss")] == [1.0, 0.5, 1.0 / 3]
+    experiment = client.get_experiment_by_name("job")
+    assert experiment is not None
+    assert run.info.experiment_id == experiment.experiment_id
+    assert known["url"].endswith(f"/runs/{known['run_id']}")
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """A server that answers every request with 503."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(503)
+
+        do_POST = do_GET  # noqa: N815 - the name that http.server looks for
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_server_that_refuses_is_a_warning(
+    job: Path, nobody: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ENV_URI, nobody)
+    monkeypatch.setattr(deliver_module.os, "nice", lambda _: 0)
+    Spool(job).metrics({"loss": 0.5}, step=1)
+    assert main(["--job", str(job), "--once"]) == 1
+    assert "did not take the metrics" in caplog.text
+    JobRecord.open(job).finish(JobState.SUCCEEDED)
+    assert main(["--job", str(job), "--every", "0.1"]) == 1
+
+
+def test_delivery_ends_when_the_job_is_over_and_all_is_sent(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, spool, record = FakeClient(), Spool(job), JobRecord.open(job)
+    monkeypatch.setattr(deliver_module, "_client", lambda uri: client)
+    monkeypatch.setattr(deliver_module.os, "nice", lambda _: 0)
+    monkeypatch.setenv(ENV_URI, "http://mlflow")
+    spool.metrics({"loss": 0.5}, step=1)
+
+    def finish_later() -> None:
+        while not client.metrics:
+            time.sleep(0.01)
+        spool.metrics({"loss": 0.25}, step=2)
+        record.finish(JobState.SUCCEEDED)
+
+    thread = threading.Thread(target=finish_later)
+    thread.start()
+    assert main(["--job", str(job), "--every", "30"]) == 0
+    thread.join()
+    assert [step for _, _, step in client.metrics] == [1, 2]
+
+
+def test_the_launcher_begins_delivery_once_training_has_run_for_a_while(job: Path, nobody: str) -> None:
+    now = [0.0]
+    env = {**os.environ, ENV_URI: nobody}
+    delivery = Delivery(job, env, after=10.0, patience=0.1, clock=lambda: now[0])
+    delivery.progressed("building")
+    delivery.poll()
+    delivery.progressed("training")
+    now[0] = 9.0
+    delivery.poll()
+    assert delivery._process is None
+    now[0] = 10.0
+    delivery.poll()
+    process = delivery._process
+    assert process is not None
+    assert sys.executable in process.args  # type: ignore[operator]
+    delivery.poll()
+    delivery.finish()
+    assert process.poll() is None
+    delivery.stop()
+    assert process.poll() == -9
+    quiet = Delivery(job, {}, after=0.0)
+    quiet.progressed("training")
+    quiet.poll()
+    quiet.finish()
+    quiet.stop()
+    assert quiet._process is None
