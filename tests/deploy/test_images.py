@@ -22,6 +22,7 @@ EACH_LOCK = pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
 DISTRIBUTION = {
     "PIL": "pillow",
     "google": "protobuf",
+    "grpc": "grpcio",
     "mlflow": "mlflow-skinny",
     "sklearn": "scikit-learn",
     "tensorflow_serving": "tensorflow-serving-api",
@@ -163,6 +164,13 @@ def test_the_trainer_image_has_what_its_code_imports() -> None:
     imported = set(imports(ROOT / "trainers")) | set(imports(ROOT / "plugins" / "trainyard" / "kubelet"))
     # testing.py hands out the official client; only tests import it.
     assert imported - {"kubernetes"} <= set(asked(DOCKER / "requirements-trainer.in"))
+
+
+def test_what_our_code_imports_was_asked_for_and_came_not_by_chance() -> None:
+    folders = ("trainers", "serving", "plugins", "dags", "config")
+    imported = {name for folder in folders for name in imports(ROOT / folder)}
+    names = {"airflow": "apache-airflow", "mlflow-skinny": "mlflow"}
+    assert {names.get(name, name) for name in imported} <= set(asked(ROOT / "requirements.in"))
 
 
 def test_the_trainer_image_copies_all_of_our_code_that_it_imports() -> None:
