@@ -46,6 +46,7 @@ class FakeAirflow:
         self.refuse = refuse or {}
         self.dag_value = {**DAG, **(dag or {})}
         self.calls: list[Any] = []
+        self.others: list[DagRun] = []
 
     def wait_for_dag(self, dag_id: str, **_: Any) -> dict[str, Any]:
         return {**self.dag_value, "dag_id": dag_id}
@@ -68,6 +69,9 @@ class FakeAirflow:
         if len(self.states) > 1:
             self.states.pop(0)
         return tasks
+
+    def unfinished(self, dag_id: str) -> list[DagRun]:
+        return self.others
 
     def fail_run(self, dag_id: str, run_id: str) -> None:
         self.calls.append(("failed", run_id))

@@ -119,6 +119,14 @@ def test_a_wrong_password() -> None:
     assert "wrong" not in str(caught.value)
 
 
+def test_unfinished_runs() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert request.url.params.get_list("state") == ["queued", "running"]
+        return httpx.Response(200, json={"dag_runs": [RUN]})
+
+    assert [run.run_id for run in client_of(handler).unfinished("d")] == ["manual__1"]
+
+
 def test_pages_of_tasks_and_values() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         offset = int(request.url.params["offset"])

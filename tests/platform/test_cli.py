@@ -283,6 +283,26 @@ def test_a_platform_that_goes_down_ends_the_run(tmp_path: Path, failure: Any, te
         run_pipeline(tmp_path, airflow, state={"state": "stopping", "services": [], "failure": failure})
 
 
+def test_runs_of_an_earlier_platform_are_ended(tmp_path: Path) -> None:
+    airflow = FAKES.FakeAirflow([("success", [])], dag={"max_active_runs": 1})
+    airflow.others = [FAKES.run_of("running")]
+    code, shown = run_pipeline(tmp_path, airflow)
+    assert code == 0
+    assert "ended manual__1, which was cut short" in shown
+    assert airflow.calls[0] == ("failed", "manual__1")
+
+
+def test_a_run_that_will_wait_is_told(tmp_path: Path) -> None:
+    airflow = FAKES.FakeAirflow([("success", [])], dag={"max_active_runs": 1})
+    airflow.others = [FAKES.run_of("running")]
+    out = io.StringIO()
+    arguments = argparse.Namespace(dag="d", conf={})
+    console = Console(file=out, width=200)
+    assert run_command._run_pipeline(fake_platform(tmp_path, airflow), arguments, console, was_up=True) == 0
+    assert "manual__1 is still going on: this run begins after it" in out.getvalue()
+    assert airflow.calls[0][0] == "trigger"
+
+
 def test_an_airflow_that_is_away_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     airflow = FAKES.FakeAirflow([("running", []), ("success", [])])
     run_of, away = airflow.run, [True, False, True, False]

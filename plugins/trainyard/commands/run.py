@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 
 from trainers.job.errors import ConfigError
 from trainyard.cli import EXIT_FAILED
 from trainyard.commands.platform import open_platform, tell_room
-from trainyard.platform.airflow_api import AirflowError, AirflowUnreachable, DagRun
+from trainyard.platform.airflow_api import AirflowClient, AirflowError, AirflowUnreachable, DagRun
 from trainyard.platform.embedded import Platform, PlatformFailed
 from trainyard.platform.failure_view import failed_task
 from trainyard.platform.pipeline_run import Snapshot, end_early, follow, pause_leftovers, start_run, unpaused
@@ -49,12 +50,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             if not was_up:
                 pause_leftovers(platform.airflow, platform.settings.pause_notes)
                 console.print(f"the platform is up after {duration(platform.state['ready_seconds'])}")
-            return _run_pipeline(platform, arguments, console)
+            return _run_pipeline(platform, arguments, console, was_up=was_up)
 
 
-def _run_pipeline(platform: Platform, arguments: argparse.Namespace, console: Console) -> int:
+def _run_pipeline(
+    platform: Platform, arguments: argparse.Namespace, console: Console, *, was_up: bool = False
+) -> int:
     client = platform.airflow
     dag = client.wait_for_dag(arguments.dag, parsed_after=_newest_change(platform))
+    _settle_others(client, dag, console, was_up=was_up)
     started = start_run(client, dag, arguments.conf)
     page = client.page(started.dag_id, started.run_id)
     console.print(f"running {started.dag_id}: {page}", markup=False, soft_wrap=True)
@@ -70,6 +74,20 @@ def _run_pipeline(platform: Platform, arguments: argparse.Namespace, console: Co
         console.print()
         console.print(found.card(), markup=False, soft_wrap=True)
     return EXIT_FAILED
+
+
+def _settle_others(client: AirflowClient, dag: Mapping[str, Any], console: Console, *, was_up: bool) -> None:
+    """End runs that went down with an earlier platform; say when others will hold this one up."""
+    others = client.unfinished(dag["dag_id"])
+    if not was_up:
+        for other in others:
+            client.fail_run(other.dag_id, other.run_id)
+            console.print(
+                f"ended {other.run_id}, which was cut short when its platform went down", markup=False
+            )
+    elif len(others) >= (dag.get("max_active_runs") or len(others) + 1):
+        names = ", ".join(other.run_id for other in others)
+        console.print(f"{names} is still going on: this run begins after it", markup=False, soft_wrap=True)
 
 
 def _followed(platform: Platform, started: DagRun, console: Console) -> Snapshot:

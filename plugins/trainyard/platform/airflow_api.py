@@ -179,6 +179,12 @@ class AirflowClient:
         """The run as it is now."""
         return _dag_run(self._call("GET", _run_path(dag_id, run_id)))
 
+    def unfinished(self, dag_id: str) -> list[DagRun]:
+        """The runs of a DAG that are queued or running, oldest first."""
+        params = {"state": ["queued", "running"], "order_by": "run_after", "limit": _PAGE}
+        page = self._call("GET", f"/api/v2/dags/{quote(dag_id)}/dagRuns", params=params)
+        return [_dag_run(value) for value in page["dag_runs"]]
+
     def fail_run(self, dag_id: str, run_id: str) -> None:
         """Have Airflow fail a run: its running tasks are ended, its pods deleted."""
         self._call("PATCH", _run_path(dag_id, run_id), json={"state": "failed"})
