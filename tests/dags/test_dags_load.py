@@ -95,7 +95,7 @@ def test_digits_retrain_has_the_promised_shape(dag_bag: Any) -> None:
         "train.plan": ("PlanOperator", "all_success", ["prepare"]),
         "train.service": ("ServiceOperator", "all_success", ["train.plan"]),
         "train.replica": ("MappedOperator", "all_success", ["train.plan", "train.service"]),
-        "train.verdict": ("VerdictOperator", "all_done", ["train.plan", "train.replica"]),
+        "train.verdict": ("VerdictOperator", "all_done", ["train.replica"]),
         "train.cleanup": (
             "CleanupOperator",
             "all_done_setup_success",
@@ -126,9 +126,9 @@ def test_what_runs_in_a_pod_is_retried_by_its_failures_class(dag_bag: Any) -> No
     dag = DagSerialization.from_dict(DagSerialization.to_dict(dag_bag.dags["digits_retrain"]))
     pods = ["prepare", "train.replica", "evaluate", "release.export", "release.register"]
     # As the scheduler sees them: a mapped task's retries are not those that its operator sets when it is made.
-    assert {name: (dag.get_task(name).retries, dag.get_task(name).has_retry_policy) for name in pods} == {
-        name: (10, True) for name in pods
-    }
+    assert {
+        name: (dag.get_task(name).retries, dag.get_task(name).has_retry_policy) for name in pods
+    } == dict.fromkeys(pods, (10, True))
 
 
 def test_only_steps_and_replicas_run_pods_and_tasks_have_links(dag_bag: Any) -> None:

@@ -63,11 +63,9 @@ def _gang_task(operator_class: Any, **options: Any) -> Any:
         return operator_class(group="train", **options)
 
 
-def _verdict(context_of: Any, plan_context: dict[str, Any], **others: Any) -> tuple[Any, dict[str, Any]]:
-    operator = _gang_task(VerdictOperator, task_id="verdict", plan_task="plan", replica_task="replica")
+def _verdict(context_of: Any, **others: Any) -> tuple[Any, dict[str, Any]]:
+    operator = _gang_task(VerdictOperator, task_id="verdict", replica_task="replica")
     context = context_of(operator)
-    for key, value in plan_context["ti"].xcom.items():
-        context["ti"].others["plan", key] = value
     context["ti"].others["replica", "failure"] = others.get("failures")
     return operator, context
 
@@ -156,7 +154,7 @@ def test_a_gang_from_plan_to_cleanup(plan: Any, context_of: Any, cluster: Any) -
         thread.join()
     assert errors == []
 
-    verdict, its = _verdict(context_of, context)
+    verdict, its = _verdict(context_of)
     said = verdict.execute(its)
     assert said == {
         "job": context["ti"].xcom["job"],
@@ -241,7 +239,7 @@ def test_where_the_record_is_silent_the_replicas_decide(
     plan: Any, context_of: Any, failures: dict[int, Any], words: str
 ) -> None:
     _, context = plan()
-    verdict, its = _verdict(context_of, context, failures=failures)
+    verdict, its = _verdict(context_of, failures=failures)
     with pytest.raises(StepFailed, match=words):
         verdict.execute(its)
     outcome = JobRecord(context["ti"].xcom["job"]).outcome()
@@ -253,7 +251,7 @@ def test_a_verdict_shows_the_jobs_one_failure_card(plan: Any, context_of: Any) -
     _, context = plan()
     failure = Failure(FailureClass.USER, "KeyError: 'x'", role="chief", index=0, detail="Traceback ...")
     JobRecord(context["ti"].xcom["job"]).finish(JobState.FAILED, failure=failure)
-    verdict, its = _verdict(context_of, context)
+    verdict, its = _verdict(context_of)
     with pytest.raises(StepFailed) as caught:
         verdict.execute(its)
     assert str(caught.value).splitlines()[:2] == [
@@ -263,14 +261,10 @@ def test_a_verdict_shows_the_jobs_one_failure_card(plan: Any, context_of: Any) -
     assert its["ti"].xcom["failure"]["role"] == "chief"
 
 
-def test_a_verdict_without_a_plan_says_what_the_plan_said(context_of: Any, pipelines: Path) -> None:
-    verdict = _gang_task(VerdictOperator, task_id="verdict", plan_task="plan", replica_task="replica")
-    context = context_of(verdict)
-    with pytest.raises(StepFailed, match="nothing was trained"):
-        verdict.execute(context)
-    context["ti"].others["plan", "failure"] = {"class": "CONFIG", "reason": "ps must be 1 or more"}
-    with pytest.raises(StepFailed, match="ps must be 1 or more"):
-        verdict.execute(context)
+def test_a_verdict_without_a_job_says_so(context_of: Any, pipelines: Path) -> None:
+    verdict, its = _verdict(context_of)
+    with pytest.raises(StepFailed, match="no job in"):
+        verdict.execute(its)
 
 
 def test_a_cluster_that_is_not_the_process_kubelet_gets_names(

@@ -62,7 +62,6 @@ def train(
         image=image,
     )
     with TaskGroup(group_id) as group:
-        prefix = f"{group.group_id}."
         plan = PlanOperator(task_id="plan", group=group_id, template=template, records=records)
         service = ServiceOperator(task_id="service", group=group_id)
         # The scheduler reads a mapped task's retries here: what an operator sets when it is made is too late.
@@ -76,12 +75,10 @@ def train(
         verdict = VerdictOperator(
             task_id="verdict",
             group=group_id,
-            plan_task=f"{prefix}plan",
-            replica_task=f"{prefix}replica",
+            replica_task=f"{group.group_id}.replica",
             trigger_rule=TriggerRule.ALL_DONE,
         )
         cleanup = CleanupOperator(task_id="cleanup", group=group_id)
         plan >> service >> replica >> verdict
-        plan >> verdict
         verdict >> cleanup.as_teardown(setups=service)
     return verdict.output

@@ -22,7 +22,7 @@ from trainers.job.ports import free_ports
 from trainers.job.record import JobRecord, JobState, Outcome
 from trainers.job.spec import Resources, TrainingJob, standard_roles
 from trainyard.cluster import core_api, create_service, delete_gang, is_process_kubelet
-from trainyard.failing import FAILURE_KEY, RetryByClass, StepFailed, cards, report
+from trainyard.failing import FAILURE_KEY, RetryByClass, cards, report
 from trainyard.links import MlflowRunLink
 from trainyard.operators.replica import replica_kwargs
 from trainyard.settings import PipelineSettings
@@ -206,43 +206,28 @@ class VerdictOperator(_GangOperator):
 
     operator_extra_links = (MlflowRunLink(),)
 
-    def __init__(self, *, plan_task: str, replica_task: str, **kwargs: Any) -> None:
+    def __init__(self, *, replica_task: str, **kwargs: Any) -> None:
         super().__init__(retries=0, multiple_outputs=True, **kwargs)
-        self.plan_task = plan_task
         self.replica_task = replica_task
         self.mlflow_run_url = ""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Read the record; the job's end as a small dict."""
-        ti = context["ti"]
-        folder = ti.xcom_pull(task_ids=self.plan_task, key="job")
-        if folder is None:
-            raise self._unplanned(context)
+        folder = self.folder(context)
         self.mlflow_run_url = run_url(folder)
-        record = JobRecord(folder)
+        with cards(context):
+            record = JobRecord.open(folder)
         outcome = record.outcome() or self._silent(context, record)
         if outcome.state is not JobState.SUCCEEDED:
             failure = outcome.failure or Failure(FailureClass.INFRA, f"the job is {outcome.state}")
             raise report(context, failure, final=True)
         print(f"the job succeeded after {outcome.step} steps: {dict(outcome.metrics)}")
         return {
-            "job": str(folder),
+            "job": folder,
             "step": outcome.step,
             "metrics": dict(outcome.metrics),
             "seconds": dict(outcome.seconds),
         }
-
-    def _unplanned(self, context: Context) -> StepFailed:
-        known = context["ti"].xcom_pull(task_ids=self.plan_task, key=FAILURE_KEY)
-        if known:
-            return report(context, Failure.from_dict(known), final=True)
-        failure = Failure(
-            FailureClass.INFRA,
-            f"nothing was trained: {self.plan_task} did not finish, or what comes before it",
-            code="train.unplanned",
-            hint="look at the first task of the run that failed",
-        )
-        return report(context, failure, final=True)
 
     def _silent(self, context: Context, record: JobRecord) -> Outcome:
         count = len(record.plan().replicas)
