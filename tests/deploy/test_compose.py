@@ -1,4 +1,8 @@
-"""docker-compose.yaml: valid, hardened, without a working default password, nothing beyond loopback."""
+"""docker-compose.yaml: valid, hardened, without a working default password, nothing beyond loopback.
+
+compose-spec.json beside this file is the Compose Specification's schema (Apache-2.0, Docker, Inc.), as the PyPI
+package check-jsonschema 0.39.0 ships it.
+"""
 
 from __future__ import annotations
 
