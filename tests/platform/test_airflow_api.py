@@ -249,17 +249,43 @@ def test_a_changed_file_is_parsed_first() -> None:
 
 def test_a_dag_that_never_comes() -> None:
     clock = Clock()
-    with pytest.raises(AirflowRefused, match="no DAG 'd' after 10 s") as caught:
-        client_of(Dags(clock, appears=1e9), clock).wait_for_dag("d", seconds=10)
+    with pytest.raises(AirflowRefused, match="no DAG 'd' after 20 s") as caught:
+        client_of(Dags(clock, appears=1e9), clock).wait_for_dag("d")
     assert caught.value.hint == "there are: other"
 
 
-def test_a_dag_that_does_not_import() -> None:
+def error_of(filename: str, at: str = "1970-01-01T00:01:00Z") -> dict[str, str]:
+    return {"filename": filename, "stack_trace": "Traceback ...\nSyntaxError: oh\n", "timestamp": at}
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "message"),
+    [
+        (error_of("d.py"), 0.0, "SyntaxError: oh"),  # at once, not after the deadline
+        (error_of("sub/my_d_pipeline.py"), 0.0, "SyntaxError: oh"),
+        (
+            error_of("other.py"),
+            20.0,
+            "SyntaxError: oh",
+        ),  # it may hold it, or another file may that comes later
+        (
+            error_of("d.py", "1970-01-01T00:00:01Z"),
+            20.0,
+            "there is no DAG 'd'",
+        ),  # of before the file was mended
+    ],
+)
+def test_a_dag_that_does_not_import(error: dict[str, str], seconds: float, message: str) -> None:
     clock = Clock()
-    errors = [{"filename": "d.py", "stack_trace": "Traceback ...\nSyntaxError: oh\n"}]
-    with pytest.raises(AirflowRefused, match="SyntaxError: oh"):
-        client_of(Dags(clock, appears=1e9, errors=errors), clock).wait_for_dag("d")
-    assert clock.now == 0.0, "at once, not after the deadline"
+    with pytest.raises(AirflowRefused, match=message):
+        client_of(Dags(clock, appears=1e9, errors=[error]), clock).wait_for_dag("d", parsed_after=30.0)
+    assert clock.now == seconds
+
+
+def test_another_files_error_does_not_matter() -> None:
+    clock = Clock()
+    dags = Dags(clock, appears=3.0, errors=[error_of("other.py")])
+    assert client_of(dags, clock).wait_for_dag("d")["dag_id"] == "d"
 
 
 def test_refusals_while_waiting_come_through() -> None:

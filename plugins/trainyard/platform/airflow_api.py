@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from trainers.job.errors import ConfigError, InfraError
 __all__ = ["AirflowClient", "AirflowError", "AirflowRefused", "AirflowUnreachable", "DagRun", "TaskInstance"]
 
 _PAGE = 100
+_LAST_DAG_SECONDS = 20.0
 
 
 class AirflowError(InfraError):
@@ -120,10 +122,10 @@ class AirflowClient:
         dags = self._call("GET", "/api/v2/dags", params={"limit": _PAGE, "exclude_stale": True})["dags"]
         return sorted(dag["dag_id"] for dag in dags)
 
-    def import_errors(self) -> dict[str, str]:
-        """What stands in the way of DAG files, the traceback by file name."""
+    def import_errors(self, *, since: float = 0.0) -> dict[str, str]:
+        """What stands in the way of DAG files at or after `since` (Unix seconds), the traceback by file name."""
         errors = self._call("GET", "/api/v2/importErrors", params={"limit": _PAGE})["import_errors"]
-        return {error["filename"]: error["stack_trace"] for error in errors}
+        return {e["filename"]: e["stack_trace"] for e in errors if (_unix(e["timestamp"]) or 0.0) >= since}
 
     def wait_for_dag(
         self, dag_id: str, *, parsed_after: float = 0.0, seconds: float = 120.0
@@ -133,24 +135,33 @@ class AirflowClient:
         Raises:
             AirflowRefused: it did not load in time; the message holds import errors or the DAGs there are.
         """
-        deadline = self._clock() + seconds
-        asked = False
+        begun = self._clock()
+        deadline = begun + seconds
+        asked = others = False
         while True:
             try:
                 dag = self.dag(dag_id)
             except AirflowRefused as refused:
                 if refused.status != 404:
                     raise
+                if not others and self.dag_ids():
+                    # Files are parsed one after the other: it is here soon, or nowhere.
+                    others, deadline = True, min(deadline, self._clock() + _LAST_DAG_SECONDS)
             else:
                 if (_unix(dag.get("last_parsed_time")) or 0.0) >= parsed_after:
                     return dag
                 if not asked:
                     self._ask_for_parse(dag["file_token"])
                     asked = True
-            if self._clock() >= deadline:
-                raise self._no_such_dag(dag_id, seconds)
-            if errors := self.import_errors():
-                raise self._no_such_dag(dag_id, seconds, errors)
+            late = self._clock() >= deadline
+            errors = self.import_errors(since=parsed_after)
+            # Of a file that goes by another name it is not sure that it would hold the DAG.
+            if errors and (late or any(dag_id in PurePath(name).stem for name in errors)):
+                raise self._not_importable(dag_id, errors)
+            if late:
+                there = ", ".join(self.dag_ids()) or "none"
+                what = f"there is no DAG {dag_id!r} after {self._clock() - begun:.0f} s"
+                raise AirflowRefused(404, what, hint=f"there are: {there}")
             self._sleep(0.5)
 
     def trigger(
@@ -245,18 +256,11 @@ class AirflowClient:
             if refused.status != 409:
                 raise
 
-    def _no_such_dag(
-        self, dag_id: str, seconds: float, errors: Mapping[str, str] | None = None
-    ) -> AirflowRefused:
-        if errors:
-            text = "\n".join(f"{name}:\n{trace.rstrip()}" for name, trace in errors.items())
-            return AirflowRefused(
-                404, f"{dag_id!r} did not load; Airflow could not import\n{text}", hint="fix the file"
-            )
-        there = ", ".join(self.dag_ids()) or "none"
-        return AirflowRefused(
-            404, f"there is no DAG {dag_id!r} after {seconds:.0f} s", hint=f"there are: {there}"
-        )
+    @staticmethod
+    def _not_importable(dag_id: str, errors: Mapping[str, str]) -> AirflowRefused:
+        text = "\n".join(f"{name}:\n{trace.rstrip()}" for name, trace in errors.items())
+        what = f"{dag_id!r} did not load; Airflow could not import\n{text}"
+        return AirflowRefused(404, what, hint="fix the file")
 
     def _call(self, method: str, path: str, **request: Any) -> Any:
         response = self._authorized(method, path, **request)
