@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from kubernetes.client import V1Pod
     from kubernetes.client.exceptions import ApiException
 
-__all__ = ["failure_of_api_error", "failure_of_pod", "has_ended", "result_of_pod", "says_why"]
+__all__ = ["GONE_HINT", "failure_of_api_error", "failure_of_pod", "has_ended", "result_of_pod", "says_why"]
 
+GONE_HINT = "it is started again; if nobody deleted it, look at the node's events"
 _LOG_LINES = 20
 
 
@@ -62,7 +63,7 @@ def failure_of_pod(pod: V1Pod, container: str) -> Failure:
         return Failure(
             FailureClass.PREEMPTED,
             f"pod {name} was deleted before it ended",
-            hint="it is started again; if nobody deleted it, look at the node's events",
+            hint=GONE_HINT,
             **whose,
         )
     number = terminated.signal or None
@@ -139,7 +140,7 @@ def failure_of_api_error(error: ApiException) -> Failure:
             FailureClass.PREEMPTED,
             f"the pod is gone: {text}",
             code="kubernetes.gone",
-            hint="it is started again; if nobody deleted it, look at the node's events",
+            hint=GONE_HINT,
         )
     return Failure(
         FailureClass.INFRA, f"the Kubernetes API answered {error.status}: {text}", code="kubernetes.api"

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.exceptions import AirflowException
+from airflow.providers.cncf.kubernetes.utils.pod_manager import (
+    PodLaunchFailedException,
+    PodLaunchTimeoutException,
+)
+from airflow.sdk.exceptions import TaskDeferred
+from kubernetes.client.exceptions import ApiException
 from trainyard.failing import RetryByClass, StepFailed
+from urllib3.exceptions import HTTPError
 
 from trainers.job.spec import Resources
 
@@ -188,3 +197,92 @@ def test_a_refused_manifest_is_a_setting_to_fix(step: Any, context_of: Any) -> N
         operator.execute(context_of(operator))
     assert caught.value.failure.failure_class.value == "CONFIG"
     assert "hostname" in str(caught.value)
+
+
+def _deferred(operator: Any, context: Any, cluster: Any) -> dict[str, Any]:
+    """Run until the task gives its slot up; the event that the triggerer would send when the pod has ended."""
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    assert caught.value.method_name == "trigger_reentry"
+    name = context["ti"].xcom["pod_name"]
+    pod = cluster.wait_phase(name, "Succeeded", "Failed", namespace="trainyard")
+    status = "success" if pod["status"]["phase"] == "Succeeded" else "failed"
+    return {"name": name, "namespace": "trainyard", "status": status, "message": "the pod has ended"}
+
+
+def test_on_a_cluster_a_task_may_wait_without_a_slot(
+    step: Any, context_of: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_DEFERRABLE", "true")
+    operator = step('time.sleep(0.5); return {"a": 1}')
+    event = _deferred(operator, context_of(operator), cluster)
+    again = step('time.sleep(0.5); return {"a": 1}')  # Airflow makes the operator anew
+    assert again.trigger_reentry(context_of(again), event) == {"a": 1}
+    assert _names(cluster) == []
+
+
+def test_a_failure_found_after_deferral_is_the_same_card(
+    step: Any, context_of: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_DEFERRABLE", "true")
+    source = 'time.sleep(0.5); raise errors.DataError("all rows are bad")'
+    operator = step(source)
+    event = _deferred(operator, context_of(operator), cluster)
+    again = step(source)
+    with pytest.raises(StepFailed, match="all rows are bad") as caught:
+        again.trigger_reentry(context_of(again), event)
+    assert caught.value.failure.failure_class.value == "DATA"
+
+
+def test_a_pod_that_went_away_during_a_deferral_may_run_again(
+    step: Any, context_of: Any, pipelines: Path
+) -> None:
+    operator = step("return {}")
+    event = {"name": "gone", "namespace": "trainyard", "status": "error", "message": "no such pod"}
+    with pytest.raises(StepFailed) as caught:
+        operator.trigger_reentry(context_of(operator), event)
+    assert caught.value.failure.failure_class.value == "PREEMPTED", caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "failure_class", "words"),
+    [
+        (HTTPError("connection refused"), "INFRA", "can't be reached"),
+        (AirflowException("something new"), "INFRA", "something new"),
+        (
+            PodLaunchFailedException("Image cannot be pulled:\n no such"),
+            "CONFIG",
+            "Image cannot be pulled: no",
+        ),
+        (PodLaunchTimeoutException("Pod took too long to be scheduled"), "QUOTA", "scheduled"),
+        (PodLaunchTimeoutException("Pod took too long to start"), "INFRA", "start"),
+        (ApiException(status=403, reason="forbidden"), "CONFIG", "forbidden"),
+    ],
+)
+def test_errors_on_the_way_to_a_pod_have_a_class(
+    step: Any, error: Exception, failure_class: str, words: str
+) -> None:
+    failure = step("return {}").explain(error)
+    assert failure.failure_class.value == failure_class
+    assert words in failure.reason
+
+
+def test_resources_become_kubernetes_own(step: Any, context_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tolerations = ({"key": "gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5},)
+    needs = Resources(2, "8Gi", 1, "A100", {"pool": "gpu"}, tolerations)
+    operator = step("return {}", pod_resources=needs)
+    pod = operator.build_pod_request_obj(context_of(operator), dry_run=True)
+    container = pod.spec.containers[0]
+    assert container.resources.requests == {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": "1"}
+    assert container.resources.limits == {"memory": "8Gi", "nvidia.com/gpu": "1"}
+    assert pod.spec.node_selector == {"nvidia.com/gpu.product": "A100", "pool": "gpu"}
+    assert pod.spec.tolerations[0].toleration_seconds == 5
+
+
+def test_a_spec_holds_json_values_only(step: Any) -> None:
+    operator = step("return {}", {"rows": (row for row in (1, 2))})
+    assert json.loads(operator.build_pod_request_obj(dry_run=True).spec.containers[0].args[1]) == {
+        "rows": [1, 2]
+    }
+    with pytest.raises(TypeError, match="JSON values, got object"):
+        step("return {}", {"x": object()}).build_pod_request_obj(dry_run=True)

@@ -26,7 +26,7 @@ from trainers.job.failures import Failure, FailureClass
 from trainers.job.policies import RestartPolicy
 from trainers.job.spec import Resources
 from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass, StepFailed, failures_before, report
-from trainyard.pods import failure_of_api_error, failure_of_pod, has_ended, result_of_pod, says_why
+from trainyard.pods import GONE_HINT, failure_of_api_error, failure_of_pod, has_ended, result_of_pod, says_why
 from trainyard.settings import CONNECTION, PipelineSettings
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class PodOperator(KubernetesPodOperator):
             self._gone or says_why(self.remote_pod, self.base_container_name)
         ):
             return failure_of_pod(self.remote_pod, self.base_container_name)
+        if isinstance(error, PodNotFoundException):
+            return Failure(FailureClass.PREEMPTED, str(error), code="kubernetes.gone", hint=GONE_HINT)
         if isinstance(error, ApiException):
             return failure_of_api_error(error)
         if isinstance(error, HTTPError):
