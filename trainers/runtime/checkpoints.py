@@ -14,9 +14,16 @@ from typing import Any
 
 from trainers.job.errors import ConfigError, UserError
 from trainers.job.files import write_bytes
-from trainers.runtime.steps import plain_variable
+from trainers.runtime.steps import plain_variable, trainable_parts
 
-__all__ = ["Checkpoints", "NotFinite", "StaleCheckpoint", "checkpoint_folder", "restore_newest"]
+__all__ = [
+    "Checkpoints",
+    "NotFinite",
+    "StaleCheckpoint",
+    "checkpoint_folder",
+    "restore_newest",
+    "saved_variables",
+]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +46,19 @@ class StaleCheckpoint(ConfigError):
 def checkpoint_folder(job_folder: Path | str) -> Path:
     """Where a job's checkpoints are."""
     return Path(job_folder) / "checkpoints"
+
+
+def saved_variables(owner: Any) -> Any:
+    """The variables of a Keras model or optimizer by number, as TensorFlow saves them; anything else itself.
+
+    TensorFlow's own, since a Keras variable around one that is cut over parameter servers can't be saved. By
+    number, since Keras numbers its names by what else was built in the process.
+    """
+    import keras
+
+    if not isinstance(owner, (keras.Model, keras.Layer, keras.optimizers.Optimizer)):
+        return owner
+    return {f"{number:04d}": plain_variable(v) for number, v in enumerate(owner.variables)}
 
 
 def restore_newest(
@@ -96,7 +116,9 @@ class Checkpoints:
         self._model = model
         with tf.device("CPU:0"):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="job_step")
-        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=self._step)
+        self._checkpoint = tf.train.Checkpoint(
+            model=saved_variables(model), optimizer=saved_variables(optimizer), step=self._step
+        )
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
         self._folder = checkpoint_folder(folder)
         self._keep = keep
@@ -106,7 +128,7 @@ class Checkpoints:
             input_signature=[tf.TensorSpec([], tf.string)],
             autograph=False,
         )
-        self._look = tf.function(lambda: _finite(model.trainable_variables), autograph=False)
+        self._look = tf.function(lambda: _finite(trainable_parts(model)), autograph=False)
         self.last: int | None = None
 
     def restore(self) -> int:
@@ -126,11 +148,8 @@ class Checkpoints:
         import tensorflow as tf
 
         fine = self._look().numpy().tolist()
-        bad = [
-            getattr(v, "path", v.name)
-            for v, ok in zip(self._model.trainable_variables, fine, strict=True)
-            if not ok
-        ]
+        parts = trainable_parts(self._model)
+        bad = [getattr(v, "path", v.name) for v, ok in zip(parts, fine, strict=True) if not ok]
         if bad:
             raise not_finite("weights", step, f" ({', '.join(bad[:3])})")
         self._step.assign(step)
@@ -162,7 +181,7 @@ def not_finite(what: str, step: int, where: str = "") -> NotFinite:
     )
 
 
-def _finite(variables: Iterable[Any]) -> Any:
+def _finite(parts: Iterable[Any]) -> Any:
     """For each variable whether all of it is finite, worked out where it lives; a vector of bool."""
     import tensorflow as tf
 
@@ -172,6 +191,4 @@ def _finite(variables: Iterable[Any]) -> Any:
         with tf.device(variable.device):
             return tf.reduce_all(tf.math.is_finite(variable))
 
-    # One that is cut over parameter servers has its shards in `variables`.
-    parts = [plain_variable(variable) for variable in variables]
-    return tf.stack([tf.reduce_all([fine(p) for p in getattr(v, "variables", [v])]) for v in parts])
+    return tf.stack([fine(plain_variable(part)) for part in parts])

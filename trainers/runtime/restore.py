@@ -39,7 +39,7 @@ def load_trained(job_folder: Path | str) -> Trained:
     from trainers.runtime.lean import import_tensorflow
 
     tf = import_tensorflow()
-    from trainers.runtime.checkpoints import checkpoint_folder, restore_newest
+    from trainers.runtime.checkpoints import checkpoint_folder, restore_newest, saved_variables
     from trainers.runtime.module import load_module
 
     job = JobRecord.open(job_folder).plan().job
@@ -47,7 +47,9 @@ def load_trained(job_folder: Path | str) -> Trained:
     model = module.build_model(job.args)
     step = tf.Variable(0, dtype=tf.int64, trainable=False)
     path = restore_newest(
-        tf.train.Checkpoint(model=model, step=step), checkpoint_folder(job_folder), partial=True
+        tf.train.Checkpoint(model=saved_variables(model), step=step),
+        checkpoint_folder(job_folder),
+        partial=True,
     )
     if path is None:
         raise Untrained(

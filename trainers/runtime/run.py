@@ -14,7 +14,7 @@ from trainers.job.errors import ConfigError
 from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
-from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest
+from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_variables
 from trainers.runtime.context import TrainerContext, context_of
 from trainers.runtime.datasets import make_dataset, open_records
 from trainers.runtime.heartbeat import Progress, Pulse
@@ -23,7 +23,7 @@ from trainers.runtime.loop import CheckpointEvery, Loop, train_in_graph, train_o
 from trainers.runtime.loopback import bind_loopback_only, check_listeners
 from trainers.runtime.module import TrainerModule, load_module
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION
-from trainers.runtime.steps import make_run, make_step
+from trainers.runtime.steps import make_run, make_step, trainable_parts
 from trainers.runtime.strategies import SetUp, check_supported, set_up
 from trainers.runtime.tracking import Spool
 
@@ -32,6 +32,10 @@ __all__ = ["Phases", "train"]
 log = logging.getLogger("trainyard")
 
 DEFAULT_STEPS = 1000
+
+# A coordinator's destructor asks all servers to clean up and waits for them, for seconds, or for ever when one is
+# gone. The process ends without it.
+_kept: list[object] = []
 
 
 class Phases:
@@ -125,6 +129,8 @@ class _Run:
         if spool is not None:
             _describe(spool, self.record, self.job, records)
         loop, step, iterator = self._build(module, connected, ctx, records)
+        if connected.coordinator is not None:
+            _kept.append((connected, iterator))
         self._watch_for_leaving_servers()
         try:
             step = _run_loop(loop, connected, iterator, step)
@@ -158,7 +164,7 @@ class _Run:
             model = module.build_model(ctx.hparams)
             optimizer = module.optimizer(ctx.hparams, ctx.learning_rate)
             loss = module.loss(ctx.hparams)
-            optimizer.build(model.trainable_variables)
+            optimizer.build(trainable_parts(model))
         checkpoints = Checkpoints(self.record.folder, model, optimizer, io_device=connected.io_device)
         step = checkpoints.restore()
         if step == 0 and self.job.warm_start:
@@ -276,7 +282,9 @@ def _batches(connected: SetUp, kind: StrategyKind, data: Callable[[], Any]) -> A
 def _warm_start(model: Any, folder: str) -> None:
     import tensorflow as tf
 
-    path = restore_newest(tf.train.Checkpoint(model=model), checkpoint_folder(folder), partial=True)
+    path = restore_newest(
+        tf.train.Checkpoint(model=saved_variables(model)), checkpoint_folder(folder), partial=True
+    )
     if path is None:
         raise ConfigError(
             f"warm_start: no checkpoint in {checkpoint_folder(folder)}", hint="name a trained job"

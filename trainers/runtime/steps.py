@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["StepSize", "make_run", "make_step", "model_inputs", "plain_variable"]
+__all__ = ["StepSize", "make_run", "make_step", "model_inputs", "plain_variable", "trainable_parts"]
 
 
 def model_inputs(model: Any, features: Any) -> Any:
@@ -31,6 +31,15 @@ def plain_variable(variable: Any) -> Any:
     import keras
 
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def trainable_parts(model: Any) -> list[Any]:
+    """What the optimizer updates: the trainable variables, those cut over parameter servers shard by shard."""
+    parts: list[Any] = []
+    for variable in model.trainable_variables:
+        shards = getattr(plain_variable(variable), "variables", None)
+        parts += shards if shards is not None else [variable]
+    return parts
 
 
 def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[[Any], Any]:
@@ -55,8 +64,8 @@ def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[
             if is_keras and model.losses:
                 value += tf.add_n(model.losses)
             scaled = value / replicas
-        variables = model.trainable_variables
-        optimizer.apply(tape.gradient(scaled, [plain_variable(v) for v in variables]), variables)
+        parts = trainable_parts(model)
+        optimizer.apply(tape.gradient(scaled, [plain_variable(part) for part in parts]), parts)
         return value
 
     return step
