@@ -79,7 +79,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors of ours are printed as a sentence, never as a stack."""
     arguments = parser().parse_args(argv)
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    out = Console(highlight=False, soft_wrap=True)  # a terminal wraps by itself, a log keeps its lines
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
     # A supervisor of CI's ends us by SIGTERM: that stops things in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
     module, name = arguments.function.split(":")
