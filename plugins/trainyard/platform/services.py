@@ -205,8 +205,6 @@ def _kubelet(settings: Settings, ports: Mapping[str, int], shared: Mapping[str, 
             f"--namespace={settings.namespace}",
             # Where containers start: `python -m my_trainers.step` finds the user's modules beside ours.
             f"--workdir={settings.repo}",
-            # TensorFlow is imported once, and replicas are forked from that.
-            "--preload=trainers.lean:import_tensorflow",
         ),
         environ=shared,
         probe=http_ok(f"http://{HOST}:{ports['kubelet']}/healthz"),
