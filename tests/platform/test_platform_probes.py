@@ -108,9 +108,11 @@ def test_all_of_asks_each_until_it_answers() -> None:
 
         return ask
 
-    both = all_of(probe("a", [False, True]), probe("b", [False, True]))
-    assert [both(0.0) for _ in range(3)] == [False, False, True]
+    both = all_of(probe("a", [False, True, True]), probe("b", [False, True, False]))
+    assert [both(1.0) for _ in range(4)] == [False, False, True, True]
     assert asked == ["a", "a", "b", "b"]
+    assert not both(2.0), "it was started again and must answer anew"
+    assert asked[4:] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -80,14 +80,20 @@ def airflow_component(api_url: str, component: str) -> Probe:
 
 
 def all_of(*probes: Probe) -> Probe:
-    """Answers when every probe has answered, asked in this order; one that has answered isn't asked again."""
-    left = list(probes)
+    """Answers when every probe has answered, asked in this order; one that has answered isn't asked again.
+
+    A component that was started again is asked from the first.
+    """
+    answered, life = 0, 0.0
 
     def probe(started: float) -> bool:
-        while left:
-            if not left[0](started):
+        nonlocal answered, life
+        if started != life:
+            answered, life = 0, started
+        while answered < len(probes):
+            if not probes[answered](started):
                 return False
-            left.pop(0)
+            answered += 1
         return True
 
     return probe

@@ -109,6 +109,14 @@ def platform_services(
     return tuple(service for service in services if service.name not in settings.without)
 
 
+# Airflow's own log servers would listen on every interface; the api-server reads the files themselves.
+_WORKING = {
+    "scheduler": ("--skip-serve-logs",),
+    "dag-processor": (),
+    "triggerer": ("--skip-serve-logs",),
+}
+
+
 def _airflow(
     settings: Settings, url: str, shared: Mapping[str, str], *, migrate: bool
 ) -> tuple[Service, ...]:
@@ -139,38 +147,21 @@ def _airflow(
             # It has answered everything within a moment; then it frees a million objects one by one.
             grace=4.0,
         ),
-        Service(
-            name="scheduler",
-            title="Airflow scheduler",
-            command=(airflow, "scheduler", "--skip-serve-logs"),
-            environ=task_environ,
-            probe=airflow_component(url, "scheduler"),
-            needs=needs,
-            stop_wave=0,
-            grace=15.0,
-        ),
-        Service(
-            name="dag-processor",
-            title="Airflow dag-processor",
-            command=(airflow, "dag-processor"),
-            environ=task_environ,
-            probe=airflow_component(url, "dag_processor"),
-            needs=needs,
-            stop_wave=0,
+        *(
+            Service(
+                name=name,
+                title=f"Airflow {name}",
+                command=(airflow, name, *flags),
+                environ=task_environ,
+                probe=airflow_component(url, name.replace("-", "_")),
+                needs=needs,
+                stop_wave=0,  # before the api-server and the kubelet, which tasks need to end in good order
+                grace=15.0,
+            )
+            for name, flags in _WORKING.items()
+            if name != "triggerer" or settings.triggerer
         ),
     ]
-    if settings.triggerer:
-        services.append(
-            Service(
-                name="triggerer",
-                title="Airflow triggerer",
-                command=(airflow, "triggerer", "--skip-serve-logs"),
-                environ=task_environ,
-                probe=airflow_component(url, "triggerer"),
-                needs=needs,
-                stop_wave=0,
-            )
-        )
     if migrate:
         step = Service(
             name="airflow-db",
