@@ -153,7 +153,7 @@ def test_corrupt_raw_data_fails_prepare_and_publishes_nothing(
     released: Any, run_dag: Callable[..., Any], platform: Platform
 ) -> None:
     raw = platform.storage / "raw" / "digits"
-    datasets = sorted((platform.storage / "records" / "digits").iterdir())
+    datasets = sorted((platform.storage / "records" / "digits").glob("*/manifest.json"))
     for picture in sorted((raw / "3").glob("*.png")):
         picture.write_bytes(b"no picture")
     run = run_dag("digits_retrain")
@@ -164,7 +164,7 @@ def test_corrupt_raw_data_fails_prepare_and_publishes_nothing(
     failure = run.xcom("prepare", "failure")
     assert failure["class"] == "DATA", failure
     assert {run.states()[name] for name in ("train.plan", "train.verdict", "evaluate")} == {"upstream_failed"}
-    assert sorted((platform.storage / "records" / "digits").iterdir()) == datasets
+    assert sorted((platform.storage / "records" / "digits").glob("*/manifest.json")) == datasets
     entries = PromotionLog(platform.storage / "releases" / "digits" / "promotion.jsonl").entries()
     assert [entry.version for entry in entries] == [1]
 
