@@ -297,7 +297,7 @@ def test_up_and_run_from_the_command_line(
     monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
     ran: list[bool] = []
 
-    def pipeline(platform: Platform, *_: Any) -> int:
+    def pipeline(platform: Platform, *_: Any, was_up: bool) -> int:
         ran.append(platform.is_up)
         return 7
 
