@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,34 @@ def test_plain_tasks_hang_between_stages_and_a_lost_pod_runs_again(
     assert [name for name in run.tasks if name.startswith("train.replica")] == ["train.replica[chief-0]"]
     assert run.xcom("tell").startswith("wine is good enough: accuracy")
     assert run.xcom("train.verdict")["step"] >= 20_000
+
+
+def test_failing_a_run_by_hand_deletes_its_pods_and_its_service(platform: Platform) -> None:
+    from kubernetes import client, config
+    from trainyard.platform.pipeline_run import end_early
+
+    api = config.new_client_from_config(str(platform.settings.kubeconfig))
+    core, namespace = client.CoreV1Api(api), platform.settings.namespace
+
+    def until(reached: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + 180
+        while not reached():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.2)
+
+    airflow = platform.airflow
+    run = start_run(airflow, airflow.wait_for_dag("wine_checked"), {"steps": 10**8})
+    airflow.set_paused("wine_checked", False)
+    until(
+        lambda: any(
+            p.status.phase == "Running"
+            for p in core.list_namespaced_pod(namespace).items
+            if "chief" in p.metadata.name
+        ),
+        "the chief runs",
+    )
+    end_early(airflow, run)
+    until(lambda: core.list_namespaced_pod(namespace).items == [], "its pods are gone")
+    until(lambda: core.list_namespaced_service(namespace).items == [], "its service is gone")
+    airflow.set_paused("wine_checked", True)
+    api.close()
