@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,15 @@ from trainers.job.record import Heartbeat, JobRecord
 from trainers.job.spec import RoleKind, Strategy, Success, TrainingJob, standard_roles
 from trainers.runtime import loopback
 from trainers.runtime.blame import blame, user_traceback
+from trainers.runtime.checkpoints import NotFinite
 from trainers.runtime.context import context_of
 from trainers.runtime.datasets import NoRecords, make_dataset, model_features, open_records
 from trainers.runtime.heartbeat import Progress, Pulse
 from trainers.runtime.logs import LogPump
-from trainers.runtime.loop import CheckpointEvery
+from trainers.runtime.loop import CheckpointEvery, LeftEarly, Loop, train_on_servers
 from trainers.runtime.module import UnusableTrainer, load_module
 from trainers.runtime.steps import StepSize, model_inputs
-from trainers.runtime.strategies import UnsupportedJob, check_supported, drives_steps, wait_for_servers
+from trainers.runtime.strategies import SetUp, UnsupportedJob, check_supported, drives_steps, wait_for_servers
 from trainers.runtime.tracking import Spool, spool_path
 
 
@@ -562,7 +564,169 @@ def test_a_server_listens_on_loopback_only(host: str) -> None:
     assert done.stdout.strip() in shown
 
 
+def test_a_server_in_this_process_listens_on_loopback_only() -> None:
+    from trainers.job.ports import free_ports
+    from trainers.runtime.lean import import_server
+
+    server_lib = import_server()
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    before = set(loopback.listeners())
+    assert loopback.bind_loopback_only(address)
+    assert loopback.bind_loopback_only(address)
+    spec = server_lib.ClusterSpec({"ps": {0: address}})
+    server = server_lib.Server(spec, job_name="ps", task_index=0, protocol="grpc")
+    new = set(loopback.listeners()) - before
+    assert {host for host, _ in new} <= {"::ffff:7f00:1", "::ffff:127.0.0.1"}
+    assert [port for _, port in new] == [int(address.rpartition(":")[2])]
+    loopback.check_listeners(address)
+    del server
+
+
+def test_the_listeners_of_a_process() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as v4,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as v6,
+    ):
+        found = loopback.listeners()
+        ours = {("127.0.0.1", v4.getsockname()[1]), ("::1", v6.getsockname()[1])}
+        assert ours <= set(found)
+    assert not ours & set(loopback.listeners())
+    assert loopback.listeners(2**22 + 1) == []  # no such process
+
+
+# ---- the loop on parameter servers, with a coordinator of threads
+
+
+class Coordinator:
+    """ClusterCoordinator as far as the loop uses it: runs a closure when its value is fetched."""
+
+    def schedule(self, fn: Any, args: Any) -> Any:
+        return type("Remote", (), {"fetch": lambda _self: fn(*args)})()
+
+
+def server_loop(run: Any, target: int, **options: Any) -> Loop:
+    return Loop(
+        run=run,
+        target=target,
+        progress=Progress(target, 1),
+        every=CheckpointEvery(options.pop("every", None)),
+        checkpoints=options.pop("checkpoints", None),
+        stop=threading.Event(),
+        save_now=threading.Event(),
+        started=lambda: None,
+    )
+
+
+class Saved:
+    """Checkpoints that remember their steps."""
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self.steps: list[int] = []
+
+    def save(self, step: int) -> None:
+        self.last = step
+        self.steps.append(step)
+
+
+def test_lanes_make_exactly_the_asked_steps() -> None:
+    made: list[int] = []
+    lock = threading.Lock()
+
+    def run(_iterator: Any, k: Any, _told: Any) -> tuple[float, float, None]:
+        with lock:
+            made.append(int(k))
+        time.sleep(0.002)
+        return 0.5, 0.0, None
+
+    saved: Any = Saved()
+    loop = server_loop(run, 1003, every=250, checkpoints=saved)
+    assert train_on_servers(loop, SetUp(None, workers=3, coordinator=Coordinator()), None, 3) == 1003
+    assert sum(made) == 1000
+    assert max(made) > 1
+    assert saved.steps[-1] == 1003
+    assert len(saved.steps) >= 3
+    assert loop.progress.trained_steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "raised"),
+    [(float("nan"), None, NotFinite), (0.0, ConnectionError("lost"), ConnectionError)],
+)
+def test_what_one_lane_raises_ends_the_loop(loss: float, error: Exception | None, raised: type) -> None:
+    def run(_iterator: Any, _k: Any, _told: Any) -> tuple[float, float, None]:
+        if error:
+            raise error
+        return loss, 0.0, None
+
+    loop = server_loop(run, 100)
+    with pytest.raises(raised):
+        train_on_servers(loop, SetUp(None, workers=1, coordinator=Coordinator()), None, 0)
+
+
+def test_a_loop_on_servers_saves_when_told_and_leaves_when_asked() -> None:
+    saved: Any = Saved()
+
+    def run(_iterator: Any, _k: Any, _told: Any) -> tuple[float, float, None]:
+        time.sleep(0.01)
+        if loop.progress.step >= 3 and not saved.steps:
+            loop.save_now.set()
+        if loop.progress.step >= 20:
+            loop.stop.set()
+        return 0.5, 0.0, None
+
+    loop = server_loop(run, 10_000, checkpoints=saved)
+    with pytest.raises(LeftEarly):
+        train_on_servers(loop, SetUp(None, workers=1, coordinator=Coordinator()), None, 0)
+    first, *_, last = saved.steps
+    assert 3 <= first < 20 <= last
+
+
+def test_a_parameter_server_that_is_asked_to_leave_gets_a_checkpoint(jobs: Any) -> None:
+    from trainers.runtime.run import _Run
+
+    plan = jobs.plan(strategy="parameter_server", workers=1, ps=1)
+    record = JobRecord.open(plan.job.output)
+    record.beat(Heartbeat("ps", 0, phase="leaving"))
+    run = _Run(record, plan, plan.replica(RoleKind.CHIEF, 0))
+    run._watch_for_leaving_servers()
+    assert run.save_now.wait(10)
+    run.stop.set()
+
+
 # ---- the trainer process
+
+
+def test_a_warm_interpreter_forks_the_trainer(jobs: Any, tmp_path: Path) -> None:
+    """The fork runs no operation: it finds no such module, and says so."""
+    from trainers.runtime.process import end_group, start_trainer
+
+    plan = jobs.plan(trainer="no.such.module")
+    said = tmp_path / "said.json"
+    env = {**os.environ, **plan.replicas[0].env, "TRAINYARD_TERMINATION_LOG": str(said)}
+    child = start_trainer({**env, "TRAINYARD_LAUNCHER_PID": str(os.getpid())})
+    while child.poll() is None:
+        time.sleep(0.01)
+    assert child.poll() == 83, os.read(child.output, 10_000).decode()
+    assert end_group(child) == 83
+    os.close(child.output)
+    assert "no.such.module" in said.read_text()
+
+
+def test_a_cold_interpreter_starts_the_trainer_anew(
+    jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainers.runtime import process
+
+    monkeypatch.setattr(process, "MODULE", "trainers.job.no_such_module")
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    child = process.start_trainer(dict(os.environ))
+    while child.poll() is None:
+        time.sleep(0.01)
+    assert child.poll() == 1
+    assert b"No module named trainers.job.no_such_module" in os.read(child.output, 4096)
+    os.close(child.output)
+    child.signal(15)  # it is gone: nothing happens
 
 
 def test_the_trainer_says_how_it_failed(

@@ -277,6 +277,13 @@ def test_a_plain_module_trains(digits_jobs: Any, write_module: Callable[[str, st
     assert outcome.metrics["loss"] < 0.5
 
 
+def test_mirrored_on_one_device_is_local(digits_jobs: Any) -> None:
+    local = train_plan(digits_jobs.plan("local", steps=20)).folder
+    mirrored = train_plan(digits_jobs.plan("mirrored", strategy="mirrored", steps=20)).folder
+    pairs = zip(weights(local), weights(mirrored), strict=True)
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in pairs)
+
+
 def test_checkpoints_hold_the_optimizer_too(digits_jobs: Any) -> None:
     import keras
 

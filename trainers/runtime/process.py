@@ -17,7 +17,6 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 __all__ = ["ENV_LAUNCHER_PID", "Child", "die_with_launcher", "end_group", "start_trainer"]
@@ -79,8 +78,7 @@ def start_trainer(env: Mapping[str, str]) -> Child:
     read, write = os.pipe()
     try:
         if "tensorflow" in sys.modules and hasattr(os, "fork"):
-            pid = _fork(env, write)
-            return Child(pid, read)
+            return Child(_fork(env, read, write), read)
         process = subprocess.Popen(
             [sys.executable, "-u", "-m", MODULE],
             env=dict(env),
@@ -94,7 +92,7 @@ def start_trainer(env: Mapping[str, str]) -> Child:
         os.close(write)
 
 
-def _fork(env: Mapping[str, str], out: int) -> int:
+def _fork(env: Mapping[str, str], read: int, out: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     launcher = os.getpid()
@@ -104,6 +102,7 @@ def _fork(env: Mapping[str, str], out: int) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if not pid:
+        os.close(read)
         _become_trainer(env, out, launcher)
     return pid
 
@@ -122,7 +121,8 @@ def _become_trainer(env: Mapping[str, str], out: int, launcher: int) -> NoReturn
         os.dup2(null, 0)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        os.closerange(3, _highest_descriptor() + 1)  # the launcher's pipes and sockets are not the trainer's
+        os.close(out)
+        os.close(null)
         sys.stdout = _text(1)
         sys.stderr = _text(2)
         os.environ.clear()
@@ -148,10 +148,3 @@ def _become_trainer(env: Mapping[str, str], out: int, launcher: int) -> NoReturn
 def _text(fd: int) -> Any:
     # Line by line: logs are followed live.
     return os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _highest_descriptor() -> int:
-    try:
-        return max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    except OSError:
-        return 1024

@@ -19,6 +19,9 @@ from trainers.runtime.replica import Replica
 
 __all__ = ["Bell", "End", "Watch", "stack_file"]
 
+# Phases of a trainer that has made its first step.
+_STEPPING = ("training", "saving", "ended")
+
 
 def stack_file(record: JobRecord, replica: str, attempt: int) -> Path:
     """Where a trainer's stacks are dumped when it stands still."""
@@ -163,7 +166,12 @@ class Watch:
         self._delivery.poll()
 
     def _alone(self, now: float) -> End | None:
+        """Nobody waits for a peer that will not come: at the start for any, later for the chief."""
+        budget = self._r.job.budgets.start
         if self.barrier is None:
+            chief = None if self._r.is_chief else self._record.heartbeat(RoleKind.CHIEF, 0)
+            if chief is not None and self._r.now() - chief.at > budget:
+                return End("alone", reason=f"chief-0 has given no sign of life for {budget:g} s")
             return None
         missing = self._r.missing_peers()
         if not missing:
@@ -171,9 +179,7 @@ class Watch:
             return None
         if now <= self.barrier:
             return None
-        return End(
-            "alone", reason=f"{', '.join(missing)} did not come within {self._r.job.budgets.start:g} s"
-        )
+        return End("alone", reason=f"{', '.join(missing)} did not come within {budget:g} s")
 
     def _regenerated(self) -> End | None:
         generation = self._record.generation()
@@ -200,11 +206,10 @@ class Watch:
         return End("stalled", reason=reason)
 
     def _patience(self) -> float:
-        """How long it may stand still: while it meets its peers, as long as the start may take."""
+        """How long it may stand still: until the first step is made, as long as the start may take."""
         budgets = self._r.job.budgets
-        if self._seen is None or self._seen[0] == "connecting":
-            return max(budgets.start, budgets.stall)
-        return budgets.stall
+        stepping = self._seen is not None and self._seen[0] in _STEPPING
+        return budgets.stall if stepping else max(budgets.start, budgets.stall)
 
     def _dump_stacks(self) -> None:
         """Have the trainer write the stacks of all its threads to the record's folder."""
