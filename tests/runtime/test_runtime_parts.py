@@ -161,11 +161,19 @@ def test_checkpoints_are_due_by_steps_or_by_time() -> None:
     assert (by_steps.room(0), by_steps.room(40), by_steps.room(100), by_steps.most) == (100, 60, 100, 100)
     by_steps.saved(105)
     assert (by_steps.due(199), by_steps.due(200)) == (False, True)
-    by_time = CheckpointEvery(None, seconds=60, clock=clock)
-    assert not by_time.due(10_000)
-    clock.now = 60.0
-    assert by_time.due(1)
+    assert by_steps.due(300)
+
+
+def test_checkpoints_by_time_take_a_fiftieth_of_it() -> None:
+    clock = Clock()
+    by_time = CheckpointEvery(None, clock=clock)
     assert by_time.room(1) > 10**8
+    for cost, pause in ((0.0, 5.0), (0.2, 10.0), (3.0, 150.0), (60.0, 600.0)):
+        by_time.saved(1, cost=cost)
+        clock.now += pause - 0.1
+        assert not by_time.due(10_000), cost
+        clock.now += 0.2
+        assert by_time.due(10_000), cost
 
 
 def test_inputs_come_in_the_structure_of_the_model() -> None:
