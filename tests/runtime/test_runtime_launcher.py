@@ -24,7 +24,7 @@ from trainers.job.spec import RoleKind
 from trainers.runtime import launcher as launcher_module
 from trainers.runtime.launcher import Launcher
 from trainers.runtime.process import Child
-from trainers.runtime.replica import Times
+from trainers.runtime.replica import Replica, Times
 
 QUICK = Times(poll=0.02, beat=0.1, grace=1.0, leave=0.5, dump=2.0, back_off=0.01, most_back_off=0.05)
 
@@ -84,15 +84,15 @@ class Run:
         self.record = JobRecord.open(plan.job.output)
         self.log = log
         self._sink = log.open("wb")
-        self.launcher = Launcher(
+        replica = Replica(
             self.record,
             RoleKind(role),
             0,
             environ={**os.environ, **plan.replica(RoleKind(role), 0).env},
-            start=self.scripts,
             times=times,
             sink=self._sink.fileno(),
         )
+        self.launcher = Launcher(replica, start=self.scripts)
 
     def __call__(self) -> int:
         try:
@@ -445,6 +445,8 @@ def members(group: int) -> list[int]:
         ({labels.ENV_INDEX: "one"}, "name no replica: 'chief', 'one'"),
         ({labels.ENV_INDEX: "3"}, "replica must be one of ['chief-0'], got 'chief-3'"),
         ({labels.ENV_JOB: "/nonexistent"}, "no job in /nonexistent"),
+        ({"TRAINYARD_GRACE": "soon"}, "TRAINYARD_GRACE must be a number of seconds, got 'soon'"),
+        ({"TRAINYARD_GRACE": "-1"}, "TRAINYARD_GRACE must be seconds of 0 or more, got '-1'"),
     ],
 )
 def test_a_launcher_without_a_place_says_so(

@@ -31,7 +31,7 @@ from trainers.job.spec import RoleKind
 from trainers.runtime.deliver import Delivery
 from trainers.runtime.logs import LogPump
 from trainers.runtime.process import ENV_LAUNCHER_PID, Child, end_group, start_trainer
-from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION, Replica, Times
+from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION, Replica
 from trainers.runtime.strategies import check_supported
 from trainers.runtime.watch import Bell, End, Watch
 
@@ -45,26 +45,17 @@ class Launcher:
 
     def __init__(
         self,
-        record: JobRecord,
-        role: RoleKind,
-        index: int,
+        replica: Replica,
         *,
-        environ: Mapping[str, str] | None = None,
         start: Callable[[Mapping[str, str]], Child] = start_trainer,
-        times: Times | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
-        sink: int = 1,
     ) -> None:
-        self.replica = Replica(
-            record, role, index, environ=environ, times=times, clock=clock, now=now, sink=sink
-        )
-        self.record = record
+        self.replica = replica
+        self.record = replica.record
         self._start = start
         self._rng = rng or random.Random()
         self._bell = Bell()
-        self._delivery = Delivery(record.folder, self.replica.environ, clock=clock)
+        self._delivery = Delivery(self.record.folder, replica.environ, clock=replica.clock)
         self._restarts = 0
 
     def terminate(self) -> None:
@@ -345,7 +336,7 @@ def _launcher() -> Launcher:
     role, index = os.environ[labels.ENV_ROLE], os.environ[labels.ENV_INDEX]
     if role not in [kind.value for kind in RoleKind] or not index.isdigit():
         raise ConfigError(f"{labels.ENV_ROLE} and {labels.ENV_INDEX} name no replica: {role!r}, {index!r}")
-    return Launcher(JobRecord.open(os.environ[labels.ENV_JOB]), RoleKind(role), int(index))
+    return Launcher(Replica(JobRecord.open(os.environ[labels.ENV_JOB]), RoleKind(role), int(index)))
 
 
 if __name__ == "__main__":

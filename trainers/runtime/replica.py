@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 
+from trainers.job.checks import check
+from trainers.job.errors import InvalidSpec
 from trainers.job.plan import ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord
 from trainers.job.spec import RoleKind, StrategyKind
@@ -38,6 +41,16 @@ class Times:
     most_back_off: float = 10.0
 
 
+def _grace(environ: Mapping[str, str]) -> float:
+    text = environ.get(ENV_GRACE, str(Times.grace))
+    try:
+        seconds = float(text)
+    except ValueError as e:
+        raise InvalidSpec(ENV_GRACE, "be a number of seconds", text) from e
+    check(math.isfinite(seconds) and seconds >= 0, ENV_GRACE, "be seconds of 0 or more", text)
+    return seconds
+
+
 class Replica:
     """A replica of the job in `record`; `clock` measures, `now` is the wall clock of the record."""
 
@@ -58,7 +71,7 @@ class Replica:
         self.job = self.plan.job
         self.me: ReplicaPlan = self.plan.replica(role, index)
         self.environ = dict(os.environ if environ is None else environ)
-        self.times = times or Times(grace=float(self.environ.get(ENV_GRACE, Times.grace)))
+        self.times = times or Times(grace=_grace(self.environ))
         self.clock = clock
         self.now = now
         self.sink = sink

@@ -155,14 +155,16 @@ class Watch:
         return state.exists() and state.stat().st_mtime > self._r.now() - (now - asked_at)
 
     def _note_progress(self, now: float) -> None:
-        beat = self._r.heartbeat() if self._r.drives else None
-        if beat is not None and (beat.attempt, beat.pid) == (self._attempt.number, self._child.pid):
-            if (beat.phase, beat.step) != self._seen:
-                self._seen, self._changed = (beat.phase, beat.step), now
-                self._delivery.progressed(beat.phase)
-        elif now - self._r.last_beat > self._r.times.beat:
-            phase = "starting" if self._r.drives else "serving"
-            self._r.beat(phase, self._attempt.number, self._attempt.generation)
+        if not self._r.drives:
+            # A server gives no sign of life itself.
+            if now - self._r.last_beat > self._r.times.beat:
+                self._r.beat("serving", self._attempt.number, self._attempt.generation)
+            return
+        beat = self._r.heartbeat()
+        ours = (self._attempt.number, self._child.pid)
+        if beat is not None and (beat.attempt, beat.pid) == ours and (beat.phase, beat.step) != self._seen:
+            self._seen, self._changed = (beat.phase, beat.step), now
+            self._delivery.progressed(beat.phase)
         self._delivery.poll()
 
     def _alone(self, now: float) -> End | None:
