@@ -397,4 +397,8 @@ def test_a_pods_folder_goes_with_it(cluster, core, name, ended):
     folder = Path(cluster.kubelet.root) / "pods" / pod["metadata"]["uid"]
     assert (folder / "containers" / "base" / "0.log").exists()
     core.delete_namespaced_pod(name, "default")
+    # The object goes first, then what it holds on disk.
+    deadline = time.monotonic() + 20
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not folder.exists()
