@@ -99,8 +99,8 @@ def one_run(platform: Platform, number: int) -> dict[str, Any]:
     memory.start()
     dag = platform.airflow.wait_for_dag(DAG)
     begin = time.time()
-    with unpaused(platform.airflow, dag):
-        run = start_run(platform.airflow, dag, {"seed": number})
+    run = start_run(platform.airflow, dag, {"seed": number})
+    with unpaused(platform.airflow, dag, platform.settings.pause_notes):
         *_, snapshot = follow(platform.airflow, run, platform.storage)
     memory.done.set()
     if snapshot.run.state != "success":
