@@ -165,6 +165,7 @@ def test_it_stops_with_open_watches_and_ends_pods_in_their_grace_period(tmp_path
         cluster.run(pod_manifest("a", ["sh", "-c", script]))
         cluster.run(pod_manifest("waits", ["true"], nodeSelector={"a": "b"}))
         assert next(events)["type"] == "ADDED"
+        cluster.wait_phase("a", "Running")  # before, there is no log to follow
         for line in watch.Watch().stream(core.read_namespaced_pod_log, "a", "default", follow=True):
             assert line == "ready"
             break
