@@ -60,7 +60,7 @@ format: $(DEV) ## format the code
 docs-check: $(DEV) ## run the docs' examples and check their links
 	@scripts/docs-check
 
-bench: $(DEV) ## measure the pipeline; results go to benchmarks/
+bench: $(DEV) ## measure the pipeline and print its page, as in benchmarks/pipeline.md
 	@$(BIN)/python benchmarks/pipeline.py
 
 clean: ## stop the platform and remove its data and all caches
