@@ -701,7 +701,7 @@ def test_without_locks_files_are_whole_all_the_same(pictures, run, monkeypatch):
     def flock(fd, operation):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("trainers.records.write.fcntl.flock", flock)
+    monkeypatch.setattr("trainers.records.locks.fcntl.flock", flock)
     run(pictures(10)).verify()
 
 

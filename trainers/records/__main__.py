@@ -3,18 +3,29 @@
     python -m trainers.records --spec '{"source": ..., "output": ..., "name": ..., "label": ..., ...}'
 
 The keys are the arguments of `trainers.records.build.prepare`. The result is
-{"manifest": path, "digest": ..., "counts": {"train": n, "eval": m}, "reused": bool, "quarantined": n}.
+{"manifest": path, "digest": ..., "counts": {"train": n, "eval": m}, "reused": bool, "quarantined": n, ...}.
+
+On several machines the same is done in three steps (see `trainers.records.slices`), each told by "step":
+
+    {"step": "plan", "slices": 4, ... as above}    -> {"plan": path, "slices": 4, "reused": false}
+    {"step": "encode", "plan": path, "slice": 0}   -> {"slice": 0, "units": n, "rows": n, "bad": n}
+    {"step": "publish", "plan": path}              -> the result above
+
+Without "slice", JOB_COMPLETION_INDEX says it: the pods of an Indexed Job all run the same command.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trainers.job.errors import ConfigError
 from trainers.job.termination import run_step
 from trainers.records.options import Options
+
+if TYPE_CHECKING:
+    from trainers.records.manifest import Manifest
 
 __all__ = ["main"]
 
@@ -23,19 +34,57 @@ _OPTIONAL = ("key", "eval_fraction", "shards", "image", "quarantine_threshold", 
 
 
 def main(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Prepare the dataset that a spec asks for."""
-    unknown = sorted(set(spec) - {*_REQUIRED, *_OPTIONAL})
-    missing = [name for name in _REQUIRED if not spec.get(name)]
-    if unknown or missing:
-        problem = f"has unknown keys {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
-        raise ConfigError(
-            f"the spec {problem}",
-            hint=f"it takes {', '.join(_REQUIRED)}, and may have {', '.join(_OPTIONAL)}",
-        )
+    """Prepare the dataset that a spec asks for, or do one step of it."""
+    step = spec.get("step")
+    if step is None:
+        return _prepare(spec)
+    steps = {"plan": _plan, "encode": _encode, "publish": _publish}
+    if step not in steps:
+        raise ConfigError(f"step must be one of {', '.join(steps)}, got {step!r}")
+    return steps[step]({name: value for name, value in spec.items() if name != "step"})
+
+
+def _prepare(spec: Mapping[str, Any]) -> dict[str, Any]:
+    _check(spec, _REQUIRED, _OPTIONAL)
     # Arrow is imported only now, so that a wrong spec is told at once.
     from trainers.records.build import build
 
-    manifest, reused = build(Options.parse(**spec), _say)
+    return _result(*build(Options.parse(**spec), _say))
+
+
+def _plan(spec: Mapping[str, Any]) -> dict[str, Any]:
+    _check(spec, (*_REQUIRED, "slices"), _OPTIONAL)
+    from trainers.records.slices import plan
+
+    options = {name: value for name, value in spec.items() if name != "slices"}
+    made, manifest = plan(options, spec["slices"], _say)
+    return {"plan": str(made.path), "slices": made.slices, "reused": manifest is not None}
+
+
+def _encode(spec: Mapping[str, Any]) -> dict[str, Any]:
+    _check(spec, ("plan",), ("slice",))
+    from trainers.records.slices import encode
+
+    return encode(spec["plan"], spec.get("slice"), _say)
+
+
+def _publish(spec: Mapping[str, Any]) -> dict[str, Any]:
+    _check(spec, ("plan",), ())
+    from trainers.records.slices import publish
+
+    return _result(*publish(spec["plan"], _say))
+
+
+def _check(spec: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]) -> None:
+    unknown = sorted(set(spec) - {*required, *optional})
+    missing = [name for name in required if not spec.get(name)]
+    if unknown or missing:
+        problem = f"has unknown keys {', '.join(unknown)}" if unknown else f"lacks {', '.join(missing)}"
+        may = f", and may have {', '.join(optional)}" if optional else ""
+        raise ConfigError(f"the spec {problem}", hint=f"it takes {', '.join(required)}{may}")
+
+
+def _result(manifest: Manifest, reused: bool) -> dict[str, Any]:
     return {
         "manifest": str(manifest.path),
         "digest": manifest.digest,

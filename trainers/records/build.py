@@ -20,7 +20,9 @@ from trainers.records.errors import (
     DatasetMissing,
     RecordsError,
     SourceEmpty,
+    UnitsMissing,
 )
+from trainers.records.locks import exclusive
 from trainers.records.manifest import (
     MANIFEST,
     QUARANTINE,
@@ -36,9 +38,9 @@ from trainers.records.source import SPEAK_EVERY, Source, SourceFile, list_files
 from trainers.records.statistics import Statistics
 from trainers.records.units import Unit, UnitResult
 from trainers.records.validate import check_threshold, merge
-from trainers.records.write import TEMP_SUFFIX, exclusive, sync_folder, temp_path
+from trainers.records.write import TEMP_SUFFIX, sync_folder, temp_path
 
-__all__ = ["Prepared", "build", "prepare"]
+__all__ = ["Build", "Listing", "Prepared", "build", "existing", "look", "prepare", "publishing"]
 
 Progress = Callable[[str], None]
 
@@ -48,6 +50,15 @@ class Prepared(NamedTuple):
 
     manifest: Manifest
     reused: bool
+
+
+class Listing(NamedTuple):
+    """What a source holds, the fingerprint of the dataset that it makes, and that dataset's folder."""
+
+    kind: str
+    files: Sequence[SourceFile]
+    fingerprint: str
+    folder: Path
 
 
 def prepare(
@@ -101,18 +112,29 @@ def prepare(
 
 def build(options: Options, progress: Progress) -> Prepared:
     """The same as `prepare`; says also whether the dataset was there before."""
+    listing = look(options, progress)
+    return publishing(listing, progress, lambda: Build(options, listing, progress).run())
+
+
+def look(options: Options, progress: Progress) -> Listing:
+    """List and hash the files of the source."""
     kind, files = list_files(options.source, progress)
     size = sum(file.size for file in files)
     progress(f"{options.name}: {len(files)} {kind} files in {options.source}, {size / 1e6:.1f} MB")
     found = fingerprint(options, ((file.name, file.size, file.sha256) for file in files))
-    folder = options.output / found[:16]
-    options.output.mkdir(parents=True, exist_ok=True)
+    return Listing(kind, files, found, options.output / found[:16])
+
+
+def publishing(listing: Listing, progress: Progress, make: Callable[[], Manifest]) -> Prepared:
+    """The dataset of a listing: as it is, or as `make` publishes it. One run at a time, none beside slices."""
+    folder = listing.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
 
     def waiting() -> None:
         progress(f"another run is preparing {folder}; waiting for it")
 
-    with exclusive(options.output / f".{folder.name}.lock", waiting) as locked:
-        manifest = _existing(folder, progress)
+    with exclusive(lock_of(folder), waiting) as locked:
+        manifest = existing(folder, progress)
         if manifest is not None:
             if locked:
                 _clear(folder)
@@ -122,7 +144,9 @@ def build(options: Options, progress: Progress) -> Prepared:
         if locked:
             _clear(folder, TEMP_SUFFIX)
         try:
-            manifest = _Build(options, folder, found, kind, files, progress).run()
+            manifest = make()
+        except UnitsMissing:
+            raise  # what is there is good: whoever writes the rest goes on from it
         except RecordsError:
             # The data must change, and then so does the fingerprint: nobody will go on from here.
             if locked:
@@ -137,7 +161,13 @@ def build(options: Options, progress: Progress) -> Prepared:
     return Prepared(manifest, reused=False)
 
 
-def _existing(folder: Path, progress: Progress) -> Manifest | None:
+def lock_of(folder: Path) -> Path:
+    """The file by whose lock runs of one dataset keep out of each other's way."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def existing(folder: Path, progress: Progress) -> Manifest | None:
+    """The dataset in a folder, None when there is none or it is damaged."""
     try:
         manifest = Manifest.load(folder / MANIFEST)
         manifest.verify()
@@ -178,28 +208,24 @@ def _open(options: Options, kind: str, files: Sequence[SourceFile]) -> tuple[Sou
     return Table(options.source, files, kind), options.key
 
 
-class _Build:
-    """One run that writes a dataset."""
+class Build:
+    """One run that writes a dataset, or a part of one."""
 
-    def __init__(
-        self,
-        options: Options,
-        folder: Path,
-        fingerprint: str,
-        kind: str,
-        files: Sequence[SourceFile],
-        progress: Progress,
-    ) -> None:
+    def __init__(self, options: Options, listing: Listing, progress: Progress) -> None:
         self.options = options
-        self.folder = folder
-        self.fingerprint = fingerprint
+        self.folder = listing.folder
+        self.fingerprint = listing.fingerprint
         self.progress = progress
-        self.source, self.key = _open(options, kind, files)
+        self.source, self.key = _open(options, listing.kind, listing.files)
 
     def run(self) -> Manifest:
-        schema = self._schema()
-        units = self._units(schema)
-        results = [self._unit(unit, schema) for unit in units]
+        """Write all units and publish."""
+        schema = self.schema()
+        units = self.units(schema)
+        return self.finish(schema, units, [self.unit(unit, schema) for unit in units])
+
+    def finish(self, schema: Schema, units: Sequence[Unit], results: Sequence[UnitResult]) -> Manifest:
+        """Publish what all units wrote: the quarantine, the schema, and last the manifest."""
         good = sum(result.rows for result in results)
         bad = sum(result.bad for result in results)
         if not good + bad:
@@ -212,7 +238,7 @@ class _Build:
         check_threshold(quarantine, bad, good + bad, self.options.quarantine_threshold)
         return self._publish(schema, results, bad)
 
-    def _schema(self) -> Schema:
+    def schema(self) -> Schema:
         """The schema of the data, or the given one; both must have the label and the key."""
         found = self.source.infer()
         for name in filter(None, (self.options.label, self.key)):
@@ -234,7 +260,8 @@ class _Build:
             given[name]  # raises ColumnError
         return given
 
-    def _units(self, schema: Schema) -> list[Unit]:
+    def units(self, schema: Schema) -> list[Unit]:
+        """All units of the dataset, in order."""
         options = self.options if self.key == self.options.key else _with_key(self.options, self.key)
         count = self.source.units(options.shards)
         label = schema[options.label]
@@ -245,7 +272,8 @@ class _Build:
         )
         return [Unit(index, count, self.folder, options) for index in range(count)]
 
-    def _unit(self, unit: Unit, schema: Schema) -> UnitResult:
+    def unit(self, unit: Unit, schema: Schema) -> UnitResult:
+        """Write a unit, unless an earlier run did."""
         found = unit.finished()
         if found is not None:
             self.progress(

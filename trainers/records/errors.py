@@ -8,6 +8,7 @@ DataError                     class DATA (trainers.job.errors)
     ├── SourceChanged         a file changed between listing it and reading it
     ├── ColumnError           a column is missing, or has a type that records can't hold
     ├── TooManyBadRows        more rows were refused than the threshold allows
+    ├── UnitsMissing          not all parts of a dataset have been written, so it can't be published
     ├── DatasetMissing        there is no manifest, so there is no dataset
     └── DatasetCorrupt        a file of the dataset isn't what its manifest says
 ConfigError                   class CONFIG
@@ -29,6 +30,7 @@ __all__ = [
     "SourceMissing",
     "SourceUnreadable",
     "TooManyBadRows",
+    "UnitsMissing",
 ]
 
 
@@ -92,6 +94,12 @@ class TooManyBadRows(RecordsError):
         super().__init__(message, hint=hint)
         self.bad = bad
         self.total = total
+
+
+class UnitsMissing(RecordsError):
+    """Not all parts of a dataset have been written, so it can't be published."""
+
+    code = "records.missing_units"
 
 
 class DatasetMissing(RecordsError):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainers.records.manifest import Shard
 
-__all__ = ["TEMP_SUFFIX", "ShardWriter", "exclusive", "shard_name", "sync_folder", "temp_path"]
+__all__ = ["TEMP_SUFFIX", "ShardWriter", "shard_name", "sync_folder", "temp_path"]
 
 TEMP_SUFFIX = ".tmp"
 
@@ -67,48 +64,3 @@ class ShardWriter:
         """Leave nothing behind; nothing happens after a commit."""
         self._file.close()
         self._temp.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def exclusive(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the lock file `path`; yields whether it is held.
-
-    False only where the file system knows no locks: there, unique temporary names and renames still keep
-    every file whole, but another run's files must not be cleared away. The kernel gives the lock of a killed
-    process back; the file is removed by its last holder. `waiting` is called once when another run holds it.
-    """
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            held = _lock(fd, waiting)
-            # The holder before us may have removed the file that we waited for; then it guards nothing.
-            if not held or _same_file(fd, path):
-                break
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-    try:
-        yield held
-    finally:
-        if held:
-            path.unlink(missing_ok=True)
-        os.close(fd)
-
-
-def _lock(fd: int, waiting: Callable[[], None]) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        waiting()
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
-
-
-def _same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
