@@ -6,10 +6,21 @@ time there. So K steps are packed in a loop inside the function, K a tensor, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["StepSize", "make_run", "make_step", "model_inputs", "plain_variable", "trainable_parts"]
+__all__ = [
+    "StepSize",
+    "make_apply",
+    "make_gradients",
+    "make_run",
+    "make_step",
+    "mean_over_replicas",
+    "model_inputs",
+    "plain_variable",
+    "trainable_parts",
+]
 
 
 def model_inputs(model: Any, features: Any) -> Any:
@@ -42,30 +53,101 @@ def trainable_parts(model: Any) -> list[Any]:
     return parts
 
 
-def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[[Any], Any]:
-    """One step of one replica: a batch in, its mean loss out, the weights updated.
+def make_gradients(model: Any, loss: Any, optimizer: Any) -> Callable[[Any], tuple[Any, list[Any]]]:
+    """`gradients(batch) -> (mean loss, gradients)` of one batch, by `trainable_parts(model)`.
 
-    Run it in `strategy.run`. The gradient is that of the mean over `replicas` replicas that step together; the
-    optimizer sums it over them.
+    The gradients are of the mean loss as the optimizer scales it (`scale_loss`, for float16), so they go to
+    `make_apply` of the same optimizer; one is None where the loss does not depend on the variable.
     """
     import keras
     import tensorflow as tf
 
     is_keras = isinstance(model, keras.Layer)
 
-    def step(batch: Any) -> Any:
+    def gradients(batch: Any) -> tuple[Any, list[Any]]:
         features, label, *weight = batch
         with tf.GradientTape() as tape:
             inputs = model_inputs(model, features)
             outputs = model(inputs, training=True) if is_keras else model(inputs)
             if isinstance(outputs, dict) and "logits" in outputs:
                 outputs = outputs["logits"]
-            value = loss(label, outputs, *weight)
+            with _of_this_replica():
+                value = loss(label, outputs, *weight)
             if is_keras and model.losses:
                 value += tf.add_n(model.losses)
-            scaled = value / replicas
-        parts = trainable_parts(model)
-        optimizer.apply(tape.gradient(scaled, [plain_variable(part) for part in parts]), parts)
+            scaled = optimizer.scale_loss(value)
+        return value, tape.gradient(scaled, [plain_variable(part) for part in trainable_parts(model)])
+
+    return gradients
+
+
+@contextlib.contextmanager
+def _of_this_replica() -> Iterator[None]:
+    """Where Keras's losses are means of the batch at hand.
+
+    Elsewhere they are divided by the number of replicas too, so that `fit` can sum them; functions that users
+    write are not, so the loop could not know which it got.
+    """
+    from keras.src.losses import loss as keras_losses
+
+    divide = keras_losses.scale_loss_for_distribution
+    keras_losses.scale_loss_for_distribution = lambda value: value
+    try:
+        yield
+    finally:
+        keras_losses.scale_loss_for_distribution = divide
+
+
+def mean_over_replicas(gradients: list[Any], replicas: int) -> list[Any]:
+    """The mean of the gradients of `replicas` replicas that step together; call it in `strategy.run`."""
+    import tensorflow as tf
+
+    if replicas == 1:
+        return gradients
+    there = [gradient for gradient in gradients if gradient is not None]
+    context = tf.distribute.get_replica_context()
+    means = iter(context.all_reduce(tf.distribute.ReduceOp.MEAN, there) if there else [])
+    return [None if gradient is None else next(means) for gradient in gradients]
+
+
+def make_apply(model: Any, optimizer: Any) -> Callable[[list[Any]], None]:
+    """`apply(gradients)`: one update of the weights by the mean gradient of all that step together.
+
+    Call it in `strategy.run`, each replica with the same gradients. Keras itself clips the gradient of each
+    replica and sums afterwards; here the optimizer's clipping sees the mean, so N replicas do what one does with
+    the N-fold batch.
+    """
+    for layer in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if layer is not None:
+            layer._all_reduce_sum_gradients = lambda pairs: pairs  # it is done: mean_over_replicas
+
+    def apply(gradients: list[Any]) -> None:
+        optimizer.apply([_rows_once(gradient) for gradient in gradients], trainable_parts(model))
+
+    return apply
+
+
+def _rows_once(gradient: Any) -> Any:
+    """A sparse gradient with each row named once: squares and norms of one that names rows twice are wrong."""
+    import tensorflow as tf
+
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, place = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, place, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def make_step(model: Any, loss: Any, optimizer: Any, replicas: int) -> Callable[[Any], Any]:
+    """One step of one replica: a batch in, its mean loss out, the weights updated by the mean of all replicas.
+
+    Run it in `strategy.run`.
+    """
+    gradients, apply = make_gradients(model, loss, optimizer), make_apply(model, optimizer)
+
+    def step(batch: Any) -> Any:
+        value, found = gradients(batch)
+        apply(mean_over_replicas(found, replicas))
         return value
 
     return step
