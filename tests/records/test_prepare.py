@@ -60,6 +60,7 @@ def test_pictures(pictures, run, said, tmp_path):
         "eval-00001-of-00002.tfrecord",
         "manifest.json",
         "schema.json",
+        "statistics.json",
         "train-00000-of-00002.tfrecord",
         "train-00001-of-00002.tfrecord",
     ]

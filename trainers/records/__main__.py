@@ -11,6 +11,8 @@ On several machines the same is done in three steps (see `trainers.records.slice
     {"step": "encode", "plan": path, "slice": 0}   -> {"slice": 0, "units": n, "rows": n, "bad": n}
     {"step": "publish", "plan": path}              -> the result above
 
+With "span": "2013-01" the dataset is part of a longer one; with "window": 3 besides, the result is the dataset of
+that span and the two before it, with "spans", and that of the span alone under "newest" (see records.spans).
 Without "slice", JOB_COMPLETION_INDEX says it: the pods of an Indexed Job all run the same command.
 """
 
@@ -30,7 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _REQUIRED = ("source", "output", "name", "label")
-_OPTIONAL = ("key", "eval_fraction", "shards", "image", "quarantine_threshold", "batch_rows", "schema")
+_OPTIONAL = (
+    "key",
+    "eval_fraction",
+    "shards",
+    "image",
+    "quarantine_threshold",
+    "batch_rows",
+    "schema",
+    "span",
+)
+_WINDOW = ("window", "held_out")
 
 
 def main(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,11 +57,13 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(spec: Mapping[str, Any]) -> dict[str, Any]:
-    _check(spec, _REQUIRED, _OPTIONAL)
+    _check(spec, _REQUIRED, (*_OPTIONAL, *_WINDOW))
+    _check_window(spec, spec.get("span"))
     # Arrow is imported only now, so that a wrong spec is told at once.
     from trainers.records.build import build
 
-    return _result(*build(Options.parse(**spec), _say))
+    options = {name: value for name, value in spec.items() if name not in _WINDOW}
+    return _result(*build(Options.parse(**options), _say), spec)
 
 
 def _plan(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +83,10 @@ def _encode(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _publish(spec: Mapping[str, Any]) -> dict[str, Any]:
-    _check(spec, ("plan",), ())
+    _check(spec, ("plan",), _WINDOW)
     from trainers.records.slices import publish
 
-    return _result(*publish(spec["plan"], _say))
+    return _result(*publish(spec["plan"], _say), spec)
 
 
 def _check(spec: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]) -> None:
@@ -84,7 +98,37 @@ def _check(spec: Mapping[str, Any], required: Sequence[str], optional: Sequence[
         raise ConfigError(f"the spec {problem}", hint=f"it takes {', '.join(required)}{may}")
 
 
-def _result(manifest: Manifest, reused: bool) -> dict[str, Any]:
+def _check_window(spec: Mapping[str, Any], span: str | None) -> None:
+    if spec.get("window") is not None and not span:
+        raise ConfigError("window needs a span", hint='say which part of the data this is, "span": "2013-01"')
+    if spec.get("held_out") is not None and spec.get("window") is None:
+        raise ConfigError("held_out needs a window", hint='say of how many spans, "window": 3')
+
+
+def _result(manifest: Manifest, reused: bool, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What the next step is told: the dataset, or the window that ends with it, which then names it."""
+    _check_window(spec, manifest.span)
+    result = _told(manifest, reused)
+    if not manifest.span:
+        return result
+    from trainers.records.spans import record_span, window
+
+    record_span(manifest)
+    result["span"] = manifest.span
+    if spec.get("window") is None:
+        return result
+    made = window(
+        manifest.folder.parent,
+        until=manifest.span,
+        size=spec["window"],
+        held_out=spec.get("held_out") or "all",
+        progress=_say,
+    )
+    spans = [span.span for span in made.manifest.spans]
+    return {**_told(*made), "span": manifest.span, "spans": spans, "newest": result}
+
+
+def _told(manifest: Manifest, reused: bool) -> dict[str, Any]:
     return {
         "manifest": str(manifest.path),
         "digest": manifest.digest,

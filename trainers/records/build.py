@@ -8,12 +8,13 @@ by one rename. A lock keeps two runs of one dataset apart; where there is none, 
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainers.job.files import write_json
+from trainers.job.files import write_bytes, write_json
 from trainers.records.errors import (
     ColumnError,
     DatasetCorrupt,
@@ -28,6 +29,7 @@ from trainers.records.manifest import (
     QUARANTINE,
     SCHEMA,
     SPLITS,
+    STATISTICS,
     Manifest,
     Shard,
     content_digest,
@@ -74,6 +76,7 @@ def prepare(
     quarantine_threshold: float = 0.01,
     batch_rows: int = 8192,
     schema: str | Path | None = None,
+    span: str = "",
     progress: Progress = print,
 ) -> Manifest:
     """Turn raw data into a dataset of TFRecords at `output`/<fingerprint>/, or find it there.
@@ -90,6 +93,7 @@ def prepare(
         quarantine_threshold: share of bad rows above which nothing is published.
         batch_rows: rows held in memory at once, at most; no influence on what is written.
         schema: path of a schema.json to hold to, instead of what the data looks like.
+        span: which part of a longer dataset this is, "2013-01" for a month; spans sort by name.
         progress: called with a line of text now and then.
 
     Raises errors of trainers.records.errors: class DATA for what is wrong with the data, CONFIG for options.
@@ -106,6 +110,7 @@ def prepare(
         quarantine_threshold=quarantine_threshold,
         batch_rows=batch_rows,
         schema=schema,
+        span=span,
     )
     return build(options, progress).manifest
 
@@ -318,6 +323,8 @@ class Build:
                 hint="give more rows, or another key if all rows have the same",
             )
         write_json(self.folder / SCHEMA, schema.to_dict())
+        states = {split: by_split[split].state() for split in SPLITS}
+        write_bytes(self.folder / STATISTICS, json.dumps(states).encode())
         sync_folder(self.folder)
         manifest = Manifest(
             name=self.options.name,
@@ -333,6 +340,7 @@ class Build:
             quarantined=bad,
             code_version=CODE_VERSION,
             created=time.time(),
+            span=self.options.span,
         ).save(self.folder / MANIFEST)
         sync_folder(self.folder)
         return manifest

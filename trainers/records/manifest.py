@@ -5,12 +5,16 @@ Standard library only: Airflow reads manifests. A dataset is a folder
     <output>/<fingerprint, 16 hex digits>/
         manifest.json                        written last: no manifest, no dataset
         schema.json
+        statistics.json                      what is needed to merge these statistics with others
         train-00000-of-00002.tfrecord ...    eval-00000-of-00001.tfrecord ...
         quarantine.parquet                   refused rows, when there are any
 
 `digest` is of the content: the schema and every shard's name, records, bytes and SHA-256. Equal digests mean
 equal data. `fingerprint` is of what it was made from: the bytes of the inputs, the options, and the version of
 the code that writes records. Equal fingerprints mean that there is nothing to do.
+
+A dataset may be one `span` of a longer one, a month of it, say. A window of spans is a dataset too: its manifest
+names its `spans`, and its shards are theirs, "../<fingerprint>/train-00000-of-00002.tfrecord" (see records.spans).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +31,28 @@ from trainers.job.files import write_json
 from trainers.records.errors import DatasetCorrupt, DatasetMissing
 from trainers.records.schema import Schema
 
-__all__ = ["MANIFEST", "QUARANTINE", "SCHEMA", "SPLITS", "Manifest", "Shard", "sha256_of_file"]
+__all__ = [
+    "MANIFEST",
+    "QUARANTINE",
+    "SCHEMA",
+    "SPLITS",
+    "STATISTICS",
+    "Manifest",
+    "Shard",
+    "Span",
+    "sha256_of_file",
+]
 
 VERSION = 1
 MANIFEST = "manifest.json"
 SCHEMA = "schema.json"
 QUARANTINE = "quarantine.parquet"
+STATISTICS = "statistics.json"
 SPLITS = ("train", "eval")
+
+
+# No name starts with a dot, so nothing leads out of the folder that holds a dataset and its neighbours.
+_SHARD_FILE = re.compile(r"(\.\./[^./\\][^/\\]*/)?[^./\\][^/\\]*")
 
 
 def sha256_of_file(path: Path) -> str:
@@ -46,7 +66,10 @@ def sha256_of_file(path: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of records: its split, name within the dataset's folder, records, bytes and SHA-256."""
+    """One file of records: its split, name, records, bytes and SHA-256.
+
+    `file` is a name in the dataset's folder, or for a window "../<folder of a span>/<name>" beside it.
+    """
 
     split: str
     file: str
@@ -57,10 +80,19 @@ class Shard:
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {self.split!r}")
-        if Path(self.file).name != self.file or not self.file:
-            raise ValueError(f"file must be a name without a folder, got {self.file!r}")
+        if not _SHARD_FILE.fullmatch(self.file):
+            raise ValueError(f"file must be a name, or ../FOLDER/NAME, got {self.file!r}")
         if self.records < 0 or self.bytes < 0:
             raise ValueError(f"records and bytes must be 0 or more, got {self.records}, {self.bytes}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A dataset within a window: its span's name, the folder beside the window's, and its digest."""
+
+    span: str
+    folder: str
+    digest: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +101,9 @@ class Manifest:
 
     `counts` are records a split; `statistics` are {split: {feature: {...}}} (see records.statistics);
     `quarantined` rows were refused and lie in quarantine.parquet; `options` are those of `prepare` that shape
-    the content; `created` is seconds since 1970. `path` is where the manifest was read from or written to; it
-    is no part of the value.
+    the content; `created` is seconds since 1970; `span` is the part of a longer dataset that this is, "" for a
+    whole one, and `spans` are those that a window is made of. `path` is where the manifest was read from or
+    written to; it is no part of the value.
     """
 
     name: str
@@ -86,11 +119,14 @@ class Manifest:
     quarantined: int
     code_version: str
     created: float
+    span: str = ""
+    spans: Sequence[Span] = ()
     path: Path | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", tuple(self.shards))
         object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "spans", tuple(self.spans))
         if set(self.counts) != set(SPLITS):
             raise ValueError(f"counts must have {' and '.join(SPLITS)}, got {sorted(self.counts)}")
         for split, count in self.counts.items():
@@ -149,6 +185,7 @@ class Manifest:
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "path"}
         out["shards"] = [dataclasses.asdict(shard) for shard in self.shards]
         out["sources"] = list(self.sources)
+        out["spans"] = [dataclasses.asdict(span) for span in self.spans]
         return {"version": VERSION, **out}
 
     @classmethod
@@ -158,8 +195,17 @@ class Manifest:
             raise ValueError(f"a manifest must be an object, got {type(data).__name__}")
         if data.get("version") != VERSION:
             raise ValueError(f"version must be {VERSION}, got {data.get('version')!r}")
-        values = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name != "path"}
+        names = [f.name for f in dataclasses.fields(cls) if f.name != "path"]
+        missing = dataclasses.MISSING
+        optional = {
+            f.name
+            for f in dataclasses.fields(cls)
+            if f.default is not missing or f.default_factory is not missing
+        }
+        # A manifest of an older version lacks what came later: that has its default.
+        values = {name: data[name] for name in names if name in data or name not in optional}
         values["shards"] = [Shard(**shard) for shard in values["shards"]]
+        values["spans"] = [Span(**span) for span in values.get("spans", ())]
         return cls(**values, path=path)
 
     def save(self, path: Path) -> Manifest:

@@ -20,6 +20,7 @@ __all__ = ["CODE_VERSION", "Options", "fingerprint"]
 CODE_VERSION = "trainyard.records/1"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SPAN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,39})?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Options:
     quarantine_threshold: float = 0.01
     batch_rows: int = 8192
     schema: Schema | None = None
+    span: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -53,6 +55,10 @@ class Options:
             value = getattr(self, option)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise InvalidOption(option, f"be a whole number from 1 to {most}", value)
+        if not isinstance(self.span, str) or not _SPAN.fullmatch(self.span):
+            raise InvalidOption(
+                "span", "be up to 40 letters, digits, '.', '_' or '-', like 2013-01", self.span
+            )
         if self.image not in ("raw", "encoded"):
             raise InvalidOption("image", "be raw or encoded", self.image)
 
@@ -75,6 +81,7 @@ class Options:
     def content(self) -> dict[str, Any]:
         """Those options that shape what is written."""
         return {
+            **({"span": self.span} if self.span else {}),
             "name": self.name,
             "label": self.label,
             "key": self.key,
