@@ -510,12 +510,16 @@ def test_statistics_of_odd_numbers(run, tmp_path):
     )
     pq.write_table(data, tmp_path / "a.parquet")
     statistics = run(tmp_path / "a.parquet", eval_fraction=0.0).statistics["train"]
-    assert statistics["x"] == {
+    x = statistics["x"]
+    assert (dict(x.pop("quantiles"))[0.5], sum(x.pop("histogram")["counts"])) == (2.0, 3)
+    assert x == {
         "count": 5, "missing": 0, "min": 0.0, "max": 4.0, "mean": 2.0, "std": pytest.approx(1.632993),
-        "zeros": 1, "nan": 1, "infinite": 1,
+        "zeros": 1, "nan": 1, "infinite": 1, "distinct": 3,
     }  # fmt: skip
-    assert statistics["b"] == {"count": 5, "missing": 0, "min_length": 2, "max_length": 2}
-    assert statistics["e"] == {"count": 5, "missing": 0, "min_values": 0, "max_values": 0}
+    lengths = {"min_length": 2, "max_length": 2, "mean_length": 2.0}
+    assert statistics["b"] == {"count": 5, "missing": 0, "distinct": 1, **lengths}
+    lengths = {"min_values": 0, "max_values": 0, "mean_values": 0.0}
+    assert statistics["e"] == {"count": 5, "missing": 0, **lengths}
 
 
 def test_many_different_values_are_no_vocabulary(run, tmp_path):

@@ -17,7 +17,7 @@ __all__ = ["CODE_VERSION", "Options", "fingerprint"]
 
 # Raised whenever the same input and options would give other bytes or another manifest: then datasets that
 # were prepared before are prepared anew instead of being taken for the same.
-CODE_VERSION = "trainyard.records/1"
+CODE_VERSION = "trainyard.records/2"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SPAN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,39})?")

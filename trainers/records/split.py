@@ -29,7 +29,7 @@ import pyarrow.types as pt
 
 from trainers.records.errors import ColumnError
 
-__all__ = ["hash_keys", "hash_rows", "hash_text", "is_eval", "mix", "shard_of"]
+__all__ = ["hash_keys", "hash_rows", "hash_text", "hash_values", "is_eval", "mix", "shard_of"]
 
 _MASK = (1 << 64) - 1
 _NAN_BITS = np.uint64(0x7FF8000000000000)
@@ -70,6 +70,11 @@ def hash_keys(name: str, keys: pa.Array) -> np.ndarray:
             hint="name a key of integers, text, dates or bytes",
         )
     return _hash_values(keys)
+
+
+def hash_values(values: pa.Array) -> np.ndarray:
+    """Hashes of numbers, text or bytes; 0 for nulls."""
+    return _hash_values(values)
 
 
 def hash_rows(batch: pa.RecordBatch) -> np.ndarray:

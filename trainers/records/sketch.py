@@ -1,0 +1,310 @@
+"""Small summaries of many values that add up exactly: in any cut and in any order, to the same bits.
+
+`NumberSketch` is a histogram that finds its own buckets. A float's bits, turned so that they sort as the
+numbers do, are cut to their leading bits: one bucket a prefix. It starts with all bits, so few different values
+are counted exactly, and drops a bit whenever there are more than `MAX_BUCKETS` occupied buckets. How many are
+occupied depends on the values alone, not on their order, and never falls as values come: so the bits that are
+left are the same whichever way the data was cut. Counts are exact; what is not known is where in its bucket a
+value lies. So a quantile's bucket is exact, and its value known to within that bucket, of which there are up to
+2,048 where the data is. Great outliers and small spreads on large numbers (times, years) cost nothing else.
+
+`DistinctSketch` keeps the 1,024 smallest of a 64-bit hash of values. Source: Z. Bar-Yossef and others, Counting
+distinct elements in a data stream, RANDOM 2002. Standard error 1/sqrt(1022), 3.1 %.
+
+`Moments` are exact sums of batches' sums, as integers; only the rounding within a batch is left, about 1e-15.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+__all__ = ["MAX_BUCKETS", "DistinctSketch", "Moments", "NumberSketch"]
+
+MAX_BUCKETS = 2048
+_DENSE = 1 << 17  # counted in a plain array when the values' prefixes span no more than this
+_SMALLEST = 1024  # hashes kept to estimate distinct values
+
+
+def _keys(values: np.ndarray) -> np.ndarray:
+    """Unsigned integers that sort as the floats do; -0.0 must be 0.0 already."""
+    bits = values.dtype.itemsize * 8
+    signed = values.view(np.int32 if bits == 32 else np.int64)
+    unsigned = values.view(np.uint32 if bits == 32 else np.uint64)
+    flip = (signed >> (bits - 1)).view(unsigned.dtype) | unsigned.dtype.type(1 << (bits - 1))
+    return unsigned ^ flip
+
+
+def _values(keys: np.ndarray, bits: int) -> np.ndarray:
+    """The floats of some keys, as float64."""
+    unsigned = keys.astype(np.uint32 if bits == 32 else np.uint64)
+    top = unsigned.dtype.type(1 << (bits - 1))
+    whole = unsigned.dtype.type((1 << bits) - 1)
+    flipped = np.where(unsigned & top, unsigned ^ top, unsigned ^ whole)
+    return flipped.view(np.float32 if bits == 32 else np.float64).astype(np.float64)
+
+
+def _add_up(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of equal neighbours together; keys must be sorted."""
+    if not len(keys):
+        return keys, counts
+    first = np.flatnonzero(_first(keys))
+    return keys[first], np.add.reduceat(counts, first)
+
+
+def _first(keys: np.ndarray) -> np.ndarray:
+    """Which of some sorted keys, at least one, differ from the one before."""
+    return np.concatenate([[True], keys[1:] != keys[:-1]])
+
+
+class NumberSketch:
+    """How finite numbers are spread; `bits` is 32 for float32 and 64 for int64, which are counted as float64."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.shift = 0
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in float32 or int64 values, all finite; some 30,000 at once are cheapest."""
+        if not len(values):
+            return
+        if self.bits == 64:
+            low, high = int(values.min()), int(values.max())
+            if high - low < _DENSE:
+                counts = np.bincount(values - low)
+                found = np.flatnonzero(counts)
+                self.add_counts(found + low, counts[found])
+                return
+            keys = _keys(values.astype(np.float64))
+        else:
+            keys = _keys(values + np.float32(0))  # makes -0.0 a 0.0
+        if self.shift:
+            keys = keys >> keys.dtype.type(self.shift)
+        least = keys.min()
+        if int(keys.max()) - int(least) < _DENSE:
+            counts = np.bincount((keys - least).astype(np.int64))
+            found = np.flatnonzero(counts)
+            self._take(found.astype(np.uint64) + np.uint64(least), counts[found])
+        else:
+            keys.sort()
+            first = np.flatnonzero(_first(keys))
+            self._take(keys[first].astype(np.uint64), np.diff(first, append=len(keys)))
+
+    def add_counts(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Take in different values, in their order, and how often each was there."""
+        kind = np.float32 if self.bits == 32 else np.float64
+        keys = _keys(values.astype(kind) + kind(0)).astype(np.uint64)
+        self._take(*_add_up(keys >> np.uint64(self.shift), counts))
+
+    def _take(self, keys: np.ndarray, counts: np.ndarray) -> None:
+        self._parts.append((keys, counts))
+        if sum(len(part) for part, _ in self._parts) > 8 * MAX_BUCKETS:
+            self._sum_up()
+
+    def _sum_up(self) -> tuple[np.ndarray, np.ndarray]:
+        if not self._parts:
+            return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        if len(self._parts) > 1:
+            keys = np.concatenate([part for part, _ in self._parts])
+            order = np.argsort(keys, kind="stable")
+            counts = np.concatenate([part for _, part in self._parts])[order]
+            keys, counts = _add_up(keys[order], counts)
+        else:
+            keys, counts = self._parts[0]
+        if len(keys) > MAX_BUCKETS:
+            # The highest bit in which neighbours differ says at which shift they fall together.
+            apart = keys[1:] ^ keys[:-1]
+            apart &= ~(apart >> np.uint64(1))  # or float64 would round 0xFFF... up to another bit
+            apart = np.frexp(apart.astype(np.float64))[1]
+            drop = int(np.partition(apart, -MAX_BUCKETS)[-MAX_BUCKETS])
+            self.shift += drop
+            keys, counts = _add_up(keys >> np.uint64(drop), counts)
+        self._parts = [(keys, counts)]
+        return keys, counts
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Take in another's `state`."""
+        if state["bits"] != self.bits:
+            raise ValueError(f"bits must be {self.bits}, got {state['bits']!r}")
+        keys = np.cumsum(np.array(state["keys"], np.uint64), dtype=np.uint64)
+        counts = np.array(state["counts"], np.int64)
+        mine, my_counts = self._sum_up()
+        shift = max(self.shift, state["shift"])
+        parts = [
+            _add_up(some >> np.uint64(shift - its_shift), some_counts)
+            for some, some_counts, its_shift in (
+                (mine, my_counts, self.shift),
+                (keys, counts, state["shift"]),
+            )
+        ]
+        self.shift, self._parts = shift, parts
+        self._sum_up()
+
+    def state(self) -> dict[str, Any]:
+        """All that `merge` needs, as JSON values; keys as differences."""
+        keys, counts = self._sum_up()
+        steps = np.diff(keys, prepend=np.uint64(0))
+        return {"bits": self.bits, "shift": self.shift, "keys": steps.tolist(), "counts": counts.tolist()}
+
+    @property
+    def exact(self) -> bool:
+        """Whether each different value has a bucket of its own."""
+        self._sum_up()
+        return self.shift == 0
+
+    def buckets(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each bucket's least and greatest value, both possible, and its count."""
+        keys, counts = self._sum_up()
+        shift = np.uint64(self.shift)
+        ends = (keys << shift) | np.uint64((1 << self.shift) - 1)
+        return _values(keys << shift, self.bits), _values(ends, self.bits), counts
+
+    def quantile_bounds(self, share: float) -> tuple[float, float]:
+        """Between which two values the quantile lies: that of rank ceil(share * n), as numpy's inverted_cdf."""
+        low, high, counts = self.buckets()
+        if not len(low):
+            return math.nan, math.nan
+        total = np.cumsum(counts)
+        at = int(np.searchsorted(total, max(1, math.ceil(share * float(total[-1])))))
+        return float(low[at]), float(high[at])
+
+    def below(self, edges: Sequence[float]) -> np.ndarray:
+        """How many values lie below each edge; those in an edge's own bucket by even spread over it."""
+        low, high, counts = self.buckets()
+        points = np.asarray(edges, np.float64)
+        if not len(low):
+            return np.zeros(len(points))
+        total = np.concatenate([[0.0], np.cumsum(counts)])
+        at = np.searchsorted(low, points, side="left")  # buckets that begin below the edge
+        last = np.maximum(at - 1, 0)
+        width = high[last] - low[last]
+        part = np.where(width > 0, (points - low[last]) / np.where(width > 0, width, 1), 1.0)
+        inside = np.clip(part, 0, 1) * counts[last]
+        return np.where(at > 0, total[last] + inside, 0.0)
+
+
+class DistinctSketch:
+    """About how many different values there are."""
+
+    def __init__(self) -> None:
+        self._smallest = np.zeros(0, np.uint64)
+
+    def add(self, hashes: np.ndarray) -> None:
+        """Take in 64-bit hashes of values."""
+        while len(hashes):
+            if len(self._smallest) == _SMALLEST:
+                hashes = hashes[hashes < self._smallest[-1]]
+            # A few at first: they leave little of the others.
+            some, hashes = hashes[: 4 * _SMALLEST], hashes[4 * _SMALLEST :]
+            found = np.concatenate([self._smallest, some])
+            found.sort()
+            self._smallest = found[_first(found)][:_SMALLEST] if len(found) else found
+
+    def add_numbers(self, values: np.ndarray) -> None:
+        """Take in numbers; equal numbers of one type are the same value."""
+        bits = np.int32 if values.dtype.itemsize == 4 else np.int64
+        keys = (values + values.dtype.type(0)).view(bits).astype(np.uint64)
+        # The finaliser of MurmurHash3 (A. Appleby), without its last step.
+        keys = (keys ^ (keys >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+        keys = (keys ^ (keys >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+        self.add(keys)
+
+    def merge(self, state: Sequence[int]) -> None:
+        """Take in another's `state`."""
+        self.add(np.array(state, np.uint64))
+
+    def state(self) -> list[int]:
+        """All that `merge` needs, as JSON values."""
+        return self._smallest.tolist()
+
+    @property
+    def exact(self) -> bool:
+        """Whether `estimate` is the number itself."""
+        return len(self._smallest) < _SMALLEST
+
+    def estimate(self) -> int:
+        """Different values, within 3.1 % (standard error) above 1,023 of them."""
+        if self.exact:
+            return len(self._smallest)
+        return round((_SMALLEST - 1) / (float(self._smallest[-1]) / 2.0**64))
+
+
+class _Sum:
+    """A sum of floats without rounding: an integer times 2**-_SCALE."""
+
+    _SCALE = 2200  # of the smallest float's square
+
+    def __init__(self) -> None:
+        self.units = 0
+
+    def add(self, number: float, times: int = 1, square: bool = False) -> None:
+        top, bottom = float(number).as_integer_ratio()
+        power = bottom.bit_length() - 1
+        if square:
+            top, power = top * top, 2 * power
+        self.units += (top * times) << (self._SCALE - power)
+
+    def fraction(self) -> Fraction:
+        return Fraction(self.units, 1 << self._SCALE)
+
+    def state(self) -> list[Any]:
+        if not self.units:
+            return ["0", 0]
+        zeros = (self.units & -self.units).bit_length() - 1
+        return [format(self.units >> zeros, "x"), zeros]
+
+    def merge(self, state: Sequence[Any]) -> None:
+        self.units += int(state[0], 16) << int(state[1])
+
+
+class Moments:
+    """Count, mean and variance of finite numbers."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._sum = _Sum()
+        self._squares = _Sum()
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in some finite numbers."""
+        # From the batch's own mean, so that great numbers of little spread keep their digits.
+        wide = values.astype(np.float64)
+        mean = float(wide.mean())
+        wide -= mean
+        # Not by `dot`: BLAS would wake a thread a core for so little, and they spin.
+        self.add_moments(len(values), mean, float(np.einsum("i,i->", wide, wide)))
+
+    def add_moments(self, n: int, mean: float, m2: float) -> None:
+        """Take in `n` numbers by their mean and the sum of squares about it."""
+        self.n += n
+        self._sum.add(mean, n)
+        self._squares.add(m2)
+        self._squares.add(mean, n, square=True)
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Take in another's `state`."""
+        self.n += state["n"]
+        self._sum.merge(state["sum"])
+        self._squares.merge(state["squares"])
+
+    def state(self) -> dict[str, Any]:
+        """All that `merge` needs, as JSON values."""
+        return {"n": self.n, "sum": self._sum.state(), "squares": self._squares.state()}
+
+    @property
+    def mean(self) -> float:
+        """The mean; NaN of nothing."""
+        return float(self._sum.fraction() / self.n) if self.n else math.nan
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the population; NaN of nothing."""
+        if not self.n:
+            return math.nan
+        mean = self._sum.fraction() / self.n
+        return math.sqrt(max(0.0, float(self._squares.fraction() / self.n - mean * mean)))
