@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainers.records.read import RecordsDataset
     from trainers.runtime.restore import Trained
 
-__all__ = ["EVALUATION", "evaluate", "main"]
+__all__ = ["EVALUATION", "eval_batches", "evaluate", "main", "predictor", "scorer"]
 
 log = logging.getLogger(__name__)
 
@@ -106,15 +106,15 @@ def evaluate(
     hparams = trained.job.args
     task = Task.of(trained.module, hparams)
     examples = records.count(split)
-    predict = _predictor(trained, records)
+    predict = predictor(trained, records)
     if examples > _TRACED_FROM * batch_size:
         import tensorflow as tf
 
         predict = tf.function(predict, reduce_retracing=True)
     scores, other = _score(
-        _scorer(trained, task, predict),
+        scorer(trained, task, predict),
         _champion(trained, task, champion),
-        _batches(trained, records, split, batch_size) if examples else iter(()),
+        eval_batches(trained, records, split, batch_size) if examples else iter(()),
     )
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -143,7 +143,7 @@ def evaluate(
     return document
 
 
-def _batches(
+def eval_batches(
     trained: Trained, records: RecordsDataset, split: str, batch_size: int
 ) -> Iterator[tuple[Mapping[str, Any], Any]]:
     """Batches of (features, label), as the trainer makes them or as the records hold them."""
@@ -156,7 +156,8 @@ def _batches(
             yield batch, batch[records.label]
 
 
-def _predictor(trained: Trained, records: RecordsDataset) -> Callable[[Mapping[str, Any]], Any]:
+def predictor(trained: Trained, records: RecordsDataset) -> Callable[[Mapping[str, Any]], Any]:
+    """The model as a function of a batch's features, by name."""
     model = trained.model
     if getattr(model, "inputs", None):
         return lambda features: call(model, features)
@@ -164,7 +165,8 @@ def _predictor(trained: Trained, records: RecordsDataset) -> Callable[[Mapping[s
     return lambda features: call(model, {name: features[name] for name in names})
 
 
-def _scorer(trained: Trained, task: Task, predict: Callable[[Mapping[str, Any]], Any]) -> Scorer:
+def scorer(trained: Trained, task: Task, predict: Callable[[Mapping[str, Any]], Any]) -> Scorer:
+    """A fresh scorer of it, by the trainer's loss and metrics."""
     hparams = trained.job.args
     return Scorer(predict, task, trained.module.loss(hparams), trained.module.metrics(hparams))
 
@@ -175,7 +177,7 @@ def _champion(
     if champion is None:
         return None
     try:
-        return _scorer(trained, task, load_champion(champion["path"], task))
+        return scorer(trained, task, load_champion(champion["path"], task))
     except ChampionUnusable as e:
         return e
 

@@ -30,6 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
     "ps": 1,
     "sync": False,
     "backup_workers": 0,
+    "evaluator": False,
     "steps": 400,
     "batch_size": 64,
     "learning_rate": 0.001,
@@ -98,6 +99,12 @@ def form(*, max_workers: int = 64, max_ps: int = 16, **defaults: Any) -> dict[st
             "title": "Backup workers",
             "section": _REPLICAS,
             "description_md": "Of the workers, how many slowest a synchronous step does not wait for.",
+        },
+        "evaluator": {
+            "type": "boolean",
+            "title": "Evaluator",
+            "section": _REPLICAS,
+            "description_md": "One more replica, to evaluate checkpoints on held-out records meanwhile.",
         },
         "steps": {
             "type": "integer",
@@ -232,7 +239,9 @@ def strategy_of(values: Mapping[str, Any]) -> Strategy:
 def _check(**context: Any) -> None:
     values = {**DEFAULTS, **context["params"]}
     strategy = strategy_of(values)
-    roles = standard_roles(strategy, workers=values["workers"], ps=values["ps"])
+    roles = standard_roles(
+        strategy, workers=values["workers"], ps=values["ps"], evaluator=values["evaluator"]
+    )
     args = {name: values[name] for name in ("steps", "batch_size", "learning_rate", "seed")}
     TrainingJob("form", "form", args=args, roles=roles, strategy=strategy)
 

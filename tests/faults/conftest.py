@@ -112,6 +112,7 @@ def gang(tmp_path: Path, digits_manifest: Path) -> Iterator[Callable[..., Gang]]
         retries: int = 0,
         env: Mapping[str, str] | None = None,
         manifest: Path | None = None,
+        evaluator: bool = False,
         **args: Any,
     ) -> Gang:
         kind = Strategy.from_dict(strategy)
@@ -119,13 +120,15 @@ def gang(tmp_path: Path, digits_manifest: Path) -> Iterator[Callable[..., Gang]]
             "digits",
             trainer,
             args={"batch_size": 64, "learning_rate": 0.003, **args},
-            roles=standard_roles(kind, workers=workers, ps=ps),
+            roles=standard_roles(kind, workers=workers, ps=ps, evaluator=evaluator),
             strategy=kind,
             budgets=Budgets(**{"start": 120.0, "stall": 60.0, **(budgets or {})}),
             inputs={"records": str(manifest or digits_manifest)},
             output=str(tmp_path / "job"),
         )
-        plan = make_plan(job, Cluster.process(free_ports(1 + workers + ps)), gang="digits-12345678")
+        plan = make_plan(
+            job, Cluster.process(free_ports(1 + workers + ps + evaluator)), gang="digits-12345678"
+        )
         made.append(Gang(plan, env=env, retries=retries))
         return made[-1]
 

@@ -24,7 +24,7 @@ from trainyard.trigger_form import DEFAULTS
 
 from trainers.job.failures import Failure, FailureClass
 from trainers.job.record import JobRecord, JobState
-from trainers.job.spec import Resources
+from trainers.job.spec import Resources, RoleKind
 
 TEMPLATE = JobTemplate("digits", "a_trainer", resources={"default": Resources(0.1, "256Mi")})
 FORM = {**DEFAULTS, "workers": 2, "ps": 1}
@@ -115,6 +115,19 @@ def test_a_plan_that_can_not_be_is_refused_by_the_fields_name(
 def test_local_strategy_has_a_chief_only(plan: Any) -> None:
     rows, _ = plan(strategy="local")
     assert [row["hostname"] for row in rows] == ["chief-0"]
+
+
+@pytest.mark.parametrize("strategy", ["local", "mirrored", "parameter_server", "multi_worker"])
+def test_an_evaluator_may_stand_beside_any_strategy(plan: Any, strategy: str) -> None:
+    rows, context = plan(strategy=strategy, evaluator=True)
+    assert rows[-1]["hostname"] == "evaluator-0"
+    assert rows[-1]["cmds"] == ["python", "-m", "trainers.runtime.launcher"]
+    job = JobRecord.open(context["ti"].xcom["job"]).plan()
+    assert job.replica(RoleKind.EVALUATOR, 0).tf_config["task"] == {
+        "type": "evaluator",
+        "index": 0,
+    }
+    assert all("evaluator" not in replica.tf_config.get("cluster", {}) for replica in job.replicas)
 
 
 def test_fixed_values_overrule_the_form() -> None:

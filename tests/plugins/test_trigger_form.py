@@ -23,6 +23,7 @@ from trainyard.trigger_form import DEFAULTS, Under, check_form
         ("workers", 1.5),
         ("ps", -1),
         ("sync", "yes"),
+        ("evaluator", 1),
         ("backup_workers", -1),
         ("steps", 0),
         ("batch_size", 0),

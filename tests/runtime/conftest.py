@@ -54,6 +54,7 @@ class Jobs:
         trainer: str = "trainers.models.digits",
         budgets: Mapping[str, float] | None = None,
         caps: Mapping[str, int] | None = None,
+        evaluator: bool = False,
         **args: Any,
     ) -> Plan:
         """The plan of a new job, recorded."""
@@ -62,14 +63,15 @@ class Jobs:
             name,
             trainer,
             args={"batch_size": 64, "seed": 1, **args},
-            roles=standard_roles(kind, workers=workers, ps=ps),
+            roles=standard_roles(kind, workers=workers, ps=ps, evaluator=evaluator),
             strategy=kind,
             budgets=Budgets(**(budgets or {})),
             restart=RestartPolicy(caps or {}),
             inputs={"records": str(self.manifest)} if self.manifest else {},
             output=str(self.folder / name),
         )
-        plan = make_plan(job, Cluster.process(range(20001, 20001 + 1 + workers + ps)), gang="gang-12345678")
+        ports = range(20001, 20001 + 1 + workers + ps + evaluator)
+        plan = make_plan(job, Cluster.process(ports), gang="gang-12345678")
         JobRecord.create(plan)
         return plan
 

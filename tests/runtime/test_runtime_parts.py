@@ -296,13 +296,12 @@ def test_no_records_and_no_dataset(jobs: Any) -> None:
     ("change", "message"),
     [
         ({"strategy": Strategy("parameter_server", sync=True)}, "synchronous parameter_server"),
-        ({"evaluator": True}, "an evaluator beside training"),
         ({"success": Success("all_workers")}, "success rule all_workers"),
     ],
 )
 def test_what_is_not_there_yet_is_refused(change: dict[str, Any], message: str) -> None:
     strategy = change.get("strategy", Strategy.from_dict("parameter_server"))
-    roles = standard_roles(strategy, workers=1, ps=1, evaluator=change.get("evaluator", False))
+    roles = standard_roles(strategy, workers=1, ps=1)
     success = change.get("success", Success())
     job = TrainingJob("job", "trainer", roles=roles, strategy=strategy, success=success, output="/nowhere")
     with pytest.raises(UnsupportedJob, match=message):
@@ -317,6 +316,7 @@ def test_who_drives_steps() -> None:
         check_supported(job)
         assert drives_steps(job, RoleKind.CHIEF)
         assert drives_steps(job, RoleKind.WORKER) is worker
+        assert not drives_steps(job, RoleKind.EVALUATOR)
 
 
 class Waiting(threading.Event):

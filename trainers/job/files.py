@@ -8,7 +8,14 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-__all__ = ["create_json", "read_json", "write_bytes", "write_json"]
+__all__ = [
+    "append_json_line",
+    "create_json",
+    "read_json",
+    "read_json_lines",
+    "write_bytes",
+    "write_json",
+]
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -51,3 +58,33 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
+
+
+def append_json_line(path: Path, value: Any) -> None:
+    """Append a JSON value as a line, whole and synced; a line that a killed writer left half is ended first."""
+    line = json.dumps(value, sort_keys=True).encode() + b"\n"
+    with path.open("ab+") as f:
+        if f.tell() > 0:
+            f.seek(-1, os.SEEK_END)
+            if f.read(1) != b"\n":
+                line = b"\n" + line
+        f.write(line)  # one write at the end of the file: lines of two writers don't mix
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of lines, [] without the file; what is no whole object is left out."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found

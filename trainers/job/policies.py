@@ -73,7 +73,8 @@ class Budgets:
     """How long each stage may take, in seconds; kept as absolute deadlines, never as counted polls.
 
     admit: until the cluster has room for the whole gang; schedule: until nodes are found; start: from the first
-    replica up until all have met; stall: without a finished step; total: the whole job.
+    replica up until all have met; stall: without a finished step; total: the whole job; evaluate: after its end, for
+    an evaluator to look at the last checkpoint.
     """
 
     admit: float = 3600.0
@@ -81,6 +82,7 @@ class Budgets:
     start: float = 600.0
     stall: float = 180.0
     total: float = 7 * 24 * 3600.0
+    evaluate: float = 600.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

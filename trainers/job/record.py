@@ -8,6 +8,8 @@
     heartbeats/worker-1.json       the latest sign of life of each replica
     checkpoints/                   TensorFlow checkpoints
     stacks/                        stack dumps of replicas that stood still
+    evaluations.jsonl              what an evaluator found of each checkpoint (`trainers.job.observations`)
+    warnings.jsonl                 what went wrong without ending the job
     history/0001/                  what was there before the job was opened again
 
 Success is read from here first, and from pods or processes only where the record is silent.
@@ -206,7 +208,7 @@ class JobRecord:
         number = 1 + max((int(p.name) for p in history.iterdir() if p.name.isdigit()), default=0)
         target = history / f"{number:04d}"
         target.mkdir()
-        names = {"outcome.json", "state.json", "attempts", "generations", "heartbeats"}
+        names = {"outcome.json", "state.json", "warnings.jsonl", "attempts", "generations", "heartbeats"}
         # What calls for the move goes last: should this be cut short, the next `create` moves the rest.
         last = ("", "outcome.json", "plan.json")
         for path in sorted(self.folder.iterdir(), key=lambda p: last.index(p.name) if p.name in last else 0):

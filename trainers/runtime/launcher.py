@@ -26,6 +26,7 @@ from typing import Any
 from trainers.job import labels, termination
 from trainers.job.errors import ConfigError, TrainyardError
 from trainers.job.failures import Failure, FailureClass, classify, exit_code_of, signal_name
+from trainers.job.observations import add_warning
 from trainers.job.record import Attempt, JobRecord, JobState, Outcome
 from trainers.job.spec import RoleKind
 from trainers.runtime.deliver import Delivery
@@ -72,16 +73,16 @@ class Launcher:
 
     def _run(self) -> int:
         outcome = self.record.outcome()
-        if outcome is not None:
+        if outcome is not None and not self.replica.may_evaluate():
             self.replica.say(f"the job is over: {outcome.state}")
             return self._leave_by(outcome)
         check_supported(self.replica.job)
-        barrier = self._begin()
+        barrier = self._begin() if outcome is None else None
         while True:
             generation = self.record.generation().number
             end, attempt, barrier, failure = self._one_trainer(generation, barrier)
             outcome = self.record.outcome()
-            if outcome is not None:
+            if outcome is not None and (end.code == 0 or not self.replica.may_evaluate()):
                 self._note_end(attempt, end, None)
                 return self._leave_by(outcome)
             if end.why == "regenerated":
@@ -228,6 +229,9 @@ class Launcher:
                 failure = dataclasses.replace(
                     failure, reason=f"{failure.reason} (failure {count} of its class)"
                 )
+            if r.is_evaluator:
+                add_warning(self.record.folder, r.name, f"it was given up: {cls}: {failure.reason}")
+                return failure
             self.record.finish(JobState.FAILED, step=failure.last_step, failure=failure)
             return failure
         if failure.policy.more_memory:
@@ -265,6 +269,12 @@ class Launcher:
         """Leave because the job is over."""
         if outcome.state is JobState.SUCCEEDED:
             self._last_beat()
+            if self.replica.owes_evaluation(outcome):
+                add_warning(
+                    self.record.folder,
+                    self.replica.name,
+                    f"the checkpoint of step {outcome.step} was not evaluated",
+                )
             result = {"state": outcome.state.value, "step": outcome.step, "replica": self.replica.name}
             termination.write_result(result)
             return 0
@@ -320,7 +330,7 @@ def main() -> int:
         failure = termination.failure_of(e, role=os.environ.get(labels.ENV_ROLE, ""))
         if launcher is not None:
             failure = dataclasses.replace(failure, index=launcher.replica.me.index)
-            if not failure.policy.retry:
+            if not failure.policy.retry and not launcher.replica.is_evaluator:
                 launcher.record.finish(JobState.FAILED, failure=failure)
         termination.write_failure(failure)
         print(failure.card(), file=sys.stderr, flush=True)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 
 from trainers.job.checks import check
 from trainers.job.errors import InvalidSpec
+from trainers.job.observations import evaluations
 from trainers.job.plan import ReplicaPlan
-from trainers.job.record import Heartbeat, JobRecord
+from trainers.job.record import Heartbeat, JobRecord, JobState, Outcome
 from trainers.job.spec import RoleKind, StrategyKind
 from trainers.runtime.strategies import drives_steps
 
@@ -77,7 +78,9 @@ class Replica:
         self.sink = sink
         self.drives = drives_steps(self.job, role)
         self.is_chief = role is RoleKind.CHIEF
-        self.all_reduce = self.job.strategy.kind is StrategyKind.MULTI_WORKER
+        # It stands beside the gang: nobody waits for it, and nothing that becomes of it touches the others.
+        self.is_evaluator = role is RoleKind.EVALUATOR
+        self.all_reduce = self.job.strategy.kind is StrategyKind.MULTI_WORKER and not self.is_evaluator
         self.last_beat = -1e9
 
     @property
@@ -111,8 +114,24 @@ class Replica:
             )
         )
 
+    def owes_evaluation(self, outcome: Outcome) -> bool:
+        """Whether this is the evaluator of a job that has succeeded, and its last checkpoint is not evaluated."""
+        if not self.is_evaluator or outcome.state is not JobState.SUCCEEDED:
+            return False
+        return all(done.step != outcome.step for done in evaluations(self.record.folder))
+
+    def may_evaluate(self) -> bool:
+        """Whether it may look at the last checkpoint of a job that is over, within the budget for that."""
+        outcome = self.record.outcome()
+        if outcome is None or not self.owes_evaluation(outcome):
+            return False
+        return self.now() - outcome.at <= self.job.budgets.evaluate
+
     def missing_peers(self) -> list[str]:
-        """Other replicas without a fresh sign of life, of those that must be there for the start."""
+        """Other replicas without a fresh sign of life, of those that must be there for the start.
+
+        Nobody waits for an evaluator; it waits for the chief alone.
+        """
         there = {
             beat.replica
             for beat in self.record.heartbeats()
@@ -120,6 +139,8 @@ class Replica:
         }
         missing = []
         for role in self.job.roles:
+            if role.kind is RoleKind.EVALUATOR or (self.is_evaluator and role.kind is not RoleKind.CHIEF):
+                continue
             absent = [r.replica for r in self.plan.role(role.kind) if r.replica not in there | {self.name}]
             if role.replicas - len(absent) < (role.min_replicas or role.replicas):
                 missing += absent

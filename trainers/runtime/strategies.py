@@ -50,17 +50,14 @@ def check_supported(job: TrainingJob) -> None:
             "a synchronous parameter_server is not there yet",
             hint="use parameter_server (asynchronous), or multi_worker for synchronous training",
         )
-    if job.role(RoleKind.EVALUATOR) is not None:
-        raise UnsupportedJob(
-            "an evaluator beside training is not there yet", hint="evaluate after training: trainers.evaluate"
-        )
     if job.success.rule != "chief":
         raise UnsupportedJob(f"success rule {job.success.rule} is not there yet", hint="use rule chief")
 
 
 def drives_steps(job: TrainingJob, role: RoleKind) -> bool:
-    """Whether a replica of this role runs the loop; the others are passive servers."""
-    return role is RoleKind.CHIEF or job.strategy.kind is StrategyKind.MULTI_WORKER
+    """Whether a replica of this role runs the loop; others are passive servers, or the evaluator."""
+    peers = job.strategy.kind is StrategyKind.MULTI_WORKER and role is RoleKind.WORKER
+    return role is RoleKind.CHIEF or peers
 
 
 @dataclasses.dataclass(frozen=True)

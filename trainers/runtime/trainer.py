@@ -58,6 +58,11 @@ def main() -> int:
 
 
 def _be(record: JobRecord, plan: Plan, me: ReplicaPlan) -> None:
+    if me.role is RoleKind.EVALUATOR:
+        from trainers.runtime.evaluator import follow
+
+        follow(record, plan, me)
+        return
     if not drives_steps(plan.job, me.role):
         serve(me)
         return

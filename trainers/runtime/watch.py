@@ -21,6 +21,8 @@ __all__ = ["Bell", "End", "Watch", "stack_file"]
 
 # Phases of a trainer that has made its first step.
 _STEPPING = ("training", "saving", "ended")
+# Phases of an evaluator that has come up; while it starts it has the start budget, as a trainer has.
+_EVALUATING = ("waiting", "restoring", "evaluating", "ended")
 
 
 def stack_file(record: JobRecord, replica: str, attempt: int) -> Path:
@@ -93,7 +95,7 @@ class Watch:
         self._bell = bell
         self._delivery = delivery
         self.barrier = barrier
-        self._seen: tuple[str, int | None] | None = None
+        self._seen: tuple[str, int | None, float] | None = None
         self._changed = replica.clock()
         self._over_since: float | None = None
         self._asked_at: float | None = None
@@ -124,6 +126,10 @@ class Watch:
 
     def _over(self, now: float) -> End | None:
         """Who drives steps ends by itself in a moment; passive servers have nothing to finish."""
+        if self._r.is_evaluator:
+            if self._bell.rung:
+                return End("terminated", reason="was asked to leave")
+            return None if self._r.may_evaluate() else End("over")
         self._over_since = now if self._over_since is None else self._over_since
         if self._r.drives and now - self._over_since <= self._r.times.leave:
             return None
@@ -155,16 +161,21 @@ class Watch:
         return state.exists() and state.stat().st_mtime > self._r.now() - (now - asked_at)
 
     def _note_progress(self, now: float) -> None:
-        if not self._r.drives:
+        if not (self._r.drives or self._r.is_evaluator):
             # A server gives no sign of life itself.
             if now - self._r.last_beat > self._r.times.beat:
                 self._r.beat("serving", self._attempt.number, self._attempt.generation)
             return
         beat = self._r.heartbeat()
         ours = (self._attempt.number, self._child.pid)
-        if beat is not None and (beat.attempt, beat.pid) == ours and (beat.phase, beat.step) != self._seen:
-            self._seen, self._changed = (beat.phase, beat.step), now
-            self._delivery.progressed(beat.phase)
+        if beat is None or (beat.attempt, beat.pid) != ours:
+            mark = self._seen
+        else:
+            # A trainer must make steps; an evaluator may wait for one, its loop only has to go round.
+            mark = (beat.phase, beat.step, beat.at if self._r.is_evaluator else 0.0)
+        if mark is not None and mark != self._seen:
+            self._seen, self._changed = mark, now
+            self._delivery.progressed(mark[0])
         self._delivery.poll()
 
     def _alone(self, now: float) -> End | None:
@@ -185,7 +196,7 @@ class Watch:
 
     def _regenerated(self) -> End | None:
         generation = self._record.generation()
-        if generation.number <= self._attempt.generation:
+        if self._r.is_evaluator or generation.number <= self._attempt.generation:
             return None
         why = f"generation {generation.number}, asked for by {generation.by}: {generation.reason}"
         self._r.say(why)
@@ -195,13 +206,13 @@ class Watch:
 
     def _stalled(self, now: float) -> End | None:
         still = now - self._changed
-        if not self._r.drives or still <= self._patience():
+        if not (self._r.drives or self._r.is_evaluator) or still <= self._patience():
             return None
-        phase, step = self._seen or ("starting", None)
+        phase, step, _ = self._seen or ("starting", None, 0.0)
         reason = f"no step for {still:.0f} s while {phase}" + (f" (step {step})" if step else "")
         self._r.say(f"{reason}: dumping stacks, then ending it")
         self._dump_stacks()
-        if self._r.all_reduce or self._r.plan.role(RoleKind.PS):
+        if self._r.drives and (self._r.all_reduce or self._r.plan.role(RoleKind.PS)):
             # Whoever stands still in a gang holds up all: everybody dumps stacks and begins again.
             why = f"{FailureClass.STALLED}: {reason}"
             self._record.next_generation(self._attempt.generation, by=self._r.name, reason=why)
@@ -210,7 +221,9 @@ class Watch:
     def _patience(self) -> float:
         """How long it may stand still: until the first step is made, as long as the start may take."""
         budgets = self._r.job.budgets
-        stepping = self._seen is not None and self._seen[0] in _STEPPING
+        stepping = self._seen is not None and self._seen[0] in (
+            _EVALUATING if self._r.is_evaluator else _STEPPING
+        )
         return budgets.stall if stepping else max(budgets.start, budgets.stall)
 
     def _dump_stacks(self) -> None:

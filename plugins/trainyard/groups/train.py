@@ -34,7 +34,6 @@ def train(
     resources: Mapping[str, Resources] | None = None,
     budgets: Budgets | None = None,
     restart: RestartPolicy | None = None,
-    evaluator: bool = False,
     image: str = "",
     group_id: str = "train",
     **fixed: Any,
@@ -45,7 +44,7 @@ def train(
 
     `trainer` is the dotted name of the trainer module; `records` what `prepare` returned, or a manifest's URI;
     `name` the model's. Counts, strategy, steps and the like come from the trigger form; those given here
-    (`workers=4`) can't be changed there. `args` are further hyperparameters of the trainer.
+    (`workers=4`, `evaluator=True`) can't be changed there. `args` are further hyperparameters of the trainer.
 
     The replicas are one mapped task, a row each: every one restarts alone. The verdict runs whatever became of
     them, and the cleanup whatever became of all.
@@ -58,7 +57,6 @@ def train(
         resources=resources or {},
         budgets=budgets or Budgets(),
         restart=restart or RestartPolicy(),
-        evaluator=evaluator,
         image=image,
     )
     with TaskGroup(group_id) as group:

@@ -64,7 +64,6 @@ class JobTemplate:
     resources: Mapping[str, Resources] = dataclasses.field(default_factory=dict)
     budgets: Budgets = dataclasses.field(default_factory=Budgets)
     restart: RestartPolicy = dataclasses.field(default_factory=RestartPolicy)
-    evaluator: bool = False
     image: str = ""
 
     def __post_init__(self) -> None:
@@ -84,7 +83,7 @@ class JobTemplate:
                 strategy,
                 workers=values["workers"],
                 ps=values["ps"],
-                evaluator=self.evaluator,
+                evaluator=values["evaluator"],
                 resources=self.resources,
                 image=self.image,
             ),
