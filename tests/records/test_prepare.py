@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from trainers.job.failures import FailureClass
-from trainers.records import source as source_module
+from trainers.records import listing as listing_module
 from trainers.records.__main__ import main
 from trainers.records.errors import (
     ColumnError,
@@ -233,7 +233,7 @@ def test_a_file_that_may_not_be_read(run, tmp_path, monkeypatch):
     def denied(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(source_module, "sha256_of_file", denied)
+    monkeypatch.setattr(listing_module, "sha256_of_file", denied)
     with pytest.raises(SourceUnreadable, match=r"a.csv: can't be read: Permission denied; check its owner"):
         run(tmp_path / "a.csv")
 
@@ -592,17 +592,17 @@ def test_a_file_that_changes_while_it_is_read(change, problem, run, table, tmp_p
 def test_a_file_that_changes_while_it_is_hashed(run, tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_text("y\n1\n")
-    real = source_module.sha256_of_file
+    real = listing_module.sha256_of_file
 
     def hashing(path):
         digest = real(path)
         path.write_text("y\n1\n2\n")
         return digest
 
-    monkeypatch.setattr(source_module, "sha256_of_file", hashing)
+    monkeypatch.setattr(listing_module, "sha256_of_file", hashing)
     with pytest.raises(SourceChanged, match="went from 4 to 6 bytes"):
         run(path)
-    monkeypatch.setattr(source_module, "sha256_of_file", lambda path: path.unlink() or real(path))
+    monkeypatch.setattr(listing_module, "sha256_of_file", lambda path: path.unlink() or real(path))
     with pytest.raises(SourceChanged, match="went away"):
         run(path)
 
@@ -695,7 +695,7 @@ def test_two_runs_at_once(pictures, run, said, tmp_path):
 
 
 def test_long_runs_speak_in_between(pictures, run, said, monkeypatch):
-    monkeypatch.setattr("trainers.records.source.SPEAK_EVERY", 0)
+    monkeypatch.setattr("trainers.records.listing.SPEAK_EVERY", 0)
     monkeypatch.setattr("trainers.records.build.SPEAK_EVERY", 0)
     run(pictures(10), batch_rows=2)
     assert any(line.startswith("looked at 10 of 10 files") for line in said)

@@ -33,14 +33,8 @@ __all__ = ["main"]
 
 _REQUIRED = ("source", "output", "name", "label")
 _OPTIONAL = (
-    "key",
-    "eval_fraction",
-    "shards",
-    "image",
-    "quarantine_threshold",
-    "batch_rows",
-    "schema",
-    "span",
+    *("key", "eval_fraction", "shards", "image", "quarantine_threshold", "batch_rows", "schema"),
+    *("compression", "format", "partitions", "span"),
 )
 _WINDOW = ("window", "held_out")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainers.job.files import write_bytes, write_json
 from trainers.records.errors import (
@@ -77,12 +77,16 @@ def prepare(
     batch_rows: int = 8192,
     schema: str | Path | None = None,
     span: str = "",
+    compression: str = "",
+    format: Mapping[str, Any] | None = None,
+    partitions: Mapping[str, Any] | None = None,
     progress: Progress = print,
 ) -> Manifest:
     """Turn raw data into a dataset of TFRecords at `output`/<fingerprint>/, or find it there.
 
     Args:
-        source: a folder of class folders of PNG or JPEG, or a file or folder of Parquet, CSV or JSON Lines.
+        source: a path, a path with wildcards, or a URL: a folder of pictures in class folders, files of
+            Parquet, CSV or JSON Lines, pairs of NumPy or IDX arrays, or TFRecords.
         output: the folder of all versions of this dataset.
         label: the label's column; for pictures, the name of the feature made from the folder.
         key: the column whose hash decides between train and eval; the path for pictures, the whole row for
@@ -94,6 +98,9 @@ def prepare(
         batch_rows: rows held in memory at once, at most; no influence on what is written.
         schema: path of a schema.json to hold to, instead of what the data looks like.
         span: which part of a longer dataset this is, "2013-01" for a month; spans sort by name.
+        compression: of the shards: "" for none, "GZIP" or "ZLIB".
+        format: hints on how to read files, the fields of records.format.Format: {"encoding": "latin-1"}.
+        partitions: which folders of a partitioned source to take: {"dt": ["2013-01", "2013-02"]}.
         progress: called with a line of text now and then.
 
     Raises errors of trainers.records.errors: class DATA for what is wrong with the data, CONFIG for options.
@@ -111,6 +118,9 @@ def prepare(
         batch_rows=batch_rows,
         schema=schema,
         span=span,
+        compression=compression,
+        format=format,
+        partitions=partitions,
     )
     return build(options, progress).manifest
 
@@ -123,10 +133,10 @@ def build(options: Options, progress: Progress) -> Prepared:
 
 def look(options: Options, progress: Progress) -> Listing:
     """List and hash the files of the source."""
-    kind, files = list_files(options.source, progress)
+    kind, files = list_files(options.source, progress, options.format, options.partitions)
     size = sum(file.size for file in files)
     progress(f"{options.name}: {len(files)} {kind} files in {options.source}, {size / 1e6:.1f} MB")
-    found = fingerprint(options, ((file.name, file.size, file.sha256) for file in files))
+    found = fingerprint(options, ((file.name, file.size, file.version) for file in files))
     return Listing(kind, files, found, options.output / found[:16])
 
 
@@ -210,7 +220,7 @@ def _open(options: Options, kind: str, files: Sequence[SourceFile]) -> tuple[Sou
         return pictures, options.key or KEY
     from trainers.records.tables import Table
 
-    return Table(options.source, files, kind), options.key
+    return Table(options.source, files, kind, options.format), options.key
 
 
 class Build:

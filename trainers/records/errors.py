@@ -11,13 +11,15 @@ DataError                     class DATA (trainers.job.errors)
     ├── UnitsMissing          not all parts of a dataset have been written, so it can't be published
     ├── DatasetMissing        there is no manifest, so there is no dataset
     └── DatasetCorrupt        a file of the dataset isn't what its manifest says
+InfraError                    class INFRA
+└── SourceUnreachable         a store doesn't answer, or refuses us
 ConfigError                   class CONFIG
 └── InvalidOption             an option of `prepare` is refused
 """
 
 from __future__ import annotations
 
-from trainers.job.errors import ConfigError, DataError
+from trainers.job.errors import ConfigError, DataError, InfraError
 
 __all__ = [
     "ColumnError",
@@ -28,6 +30,7 @@ __all__ = [
     "SourceChanged",
     "SourceEmpty",
     "SourceMissing",
+    "SourceUnreachable",
     "SourceUnreadable",
     "TooManyBadRows",
     "UnitsMissing",
@@ -119,6 +122,19 @@ class DatasetCorrupt(RecordsError):
             hint=hint or "prepare the dataset again: a run that finds it damaged writes it anew",
         )
         self.file = file
+
+
+class SourceUnreachable(InfraError):
+    """A store doesn't answer, or refuses us; `location` names the file or folder."""
+
+    code = "records.unreachable_source"
+
+    def __init__(self, location: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"{location}: {problem}",
+            hint=hint or "check the network, and that credentials are in the environment of the task",
+        )
+        self.location = location
 
 
 class InvalidOption(ConfigError, ValueError):

@@ -131,9 +131,9 @@ class ImageFolder:
         problem = ""
         for file in self.files[::step]:
             try:
-                shapes[_shape(_open(file.path.read_bytes()))] += 1
+                shapes[_shape(_open(file.read_bytes()))] += 1
             except _BadImageError as e:
-                problem = problem or f"{file.path} {e}"
+                problem = problem or f"{file.location} {e}"
         if not shapes:
             raise SourceUnreadable(
                 str(self.source),
@@ -172,7 +172,7 @@ class ImageFolder:
         if _class_of(file) is None:
             return _BadImageError("lies in no class folder")
         try:
-            data = file.path.read_bytes()
+            data = file.read_bytes()
             return _pixels(data, feature.shape) if feature.encoding == "raw" else _whole(data)  # type: ignore[arg-type]
         except _BadImageError as e:
             return e

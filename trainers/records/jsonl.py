@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from trainers.records.errors import SourceUnreadable
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import Batch, Reject, SourceFile
 
@@ -18,6 +20,7 @@ __all__ = ["infer_json", "read_json_lines"]
 
 SAMPLE_ROWS = 10_000  # from which types are inferred
 _BLOCK = 8 << 20
+_LINE = 64 << 20  # the longest line taken
 
 
 def _arrow_type(feature: Feature) -> pa.DataType:
@@ -43,9 +46,27 @@ def _parse_json(data: bytes, schema: pa.Schema | None) -> pa.Table:
 
 def _lines(file: SourceFile) -> Iterator[list[bytes]]:
     """Blocks of whole lines."""
-    with file.path.open("rb") as f:
-        while lines := f.readlines(_BLOCK):
-            yield lines
+    rest, first = b"", True
+    with file.stream() as stream:
+        while block := stream.read(_BLOCK):
+            if first:
+                first, block = False, block.removeprefix(codecs.BOM_UTF8)
+            end = block.rfind(b"\n") + 1
+            if not end:
+                rest += block
+                if len(rest) > _LINE:
+                    raise SourceUnreadable(
+                        file.location,
+                        f"has a line of more than {_LINE >> 20} MB",
+                        hint="write one JSON object a line, not one array",
+                    )
+                continue
+            lines = block[:end].split(b"\n")
+            lines[0] = rest + lines[0]
+            rest = block[end:]
+            yield [line + b"\n" for line in lines[:-1]]
+    if rest:
+        yield [rest]
 
 
 def infer_json(file: SourceFile) -> pa.Schema:

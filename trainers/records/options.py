@@ -6,18 +6,26 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from trainers.records.errors import InvalidOption
+from trainers.records.format import Format, check_partitions
 from trainers.records.schema import Schema
 
-__all__ = ["CODE_VERSION", "Options", "fingerprint"]
+__all__ = ["CODE_VERSION", "COMPRESSIONS", "SCHEMES", "Options", "fingerprint"]
 
 # Raised whenever the same input and options would give other bytes or another manifest: then datasets that
 # were prepared before are prepared anew instead of being taken for the same.
 CODE_VERSION = "trainyard.records/2"
+
+COMPRESSIONS = ("", "GZIP", "ZLIB")  # of shards, as TensorFlow names them
+
+# Where raw data may lie besides local disks; each is a file system of fsspec.
+SCHEMES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "http", "https", "memory")
+_SECRET = re.compile(r"(?i)sig|token|key|secret|passw|credential|auth")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SPAN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,39})?")
@@ -27,7 +35,7 @@ _SPAN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,39})?")
 class Options:
     """How to make a dataset; see `trainers.records.build.prepare`."""
 
-    source: Path
+    source: Path | str  # a URL is text
     output: Path
     name: str
     label: str
@@ -39,6 +47,9 @@ class Options:
     batch_rows: int = 8192
     schema: Schema | None = None
     span: str = ""
+    compression: str = ""
+    format: Format = dataclasses.field(default_factory=Format)
+    partitions: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -61,6 +72,8 @@ class Options:
             )
         if self.image not in ("raw", "encoded"):
             raise InvalidOption("image", "be raw or encoded", self.image)
+        if self.compression not in COMPRESSIONS:
+            raise InvalidOption("compression", "be empty, GZIP or ZLIB", self.compression)
 
     @classmethod
     def parse(
@@ -69,18 +82,27 @@ class Options:
         source: str | Path,
         output: str | Path,
         schema: str | Path | None = None,
+        format: Any = None,
+        partitions: Any = None,
         **options: Any,
     ) -> Options:
-        """Options from plain values: paths or file:// URIs, and the path of a schema.json."""
+        """Options from plain values: paths or URLs, the path of a schema.json, objects of JSON."""
         for name, value in (("source", source), ("output", output)):
             if not value or not isinstance(value, (str, Path)):
                 raise InvalidOption(name, "be a path or a file:// URI", value)
         loaded = Schema.load(_path("schema", schema)) if schema else None
-        return cls(_path("source", source), _path("output", output), schema=loaded, **options)
+        return cls(
+            _source(source),
+            _path("output", output),
+            schema=loaded,
+            format=Format.parse(format),
+            partitions=check_partitions(partitions),
+            **options,
+        )
 
     def content(self) -> dict[str, Any]:
         """Those options that shape what is written."""
-        return {
+        content: dict[str, Any] = {
             **({"span": self.span} if self.span else {}),
             "name": self.name,
             "label": self.label,
@@ -90,13 +112,40 @@ class Options:
             "image": self.image,
             "schema": self.schema.digest if self.schema else None,
         }
+        # Only when given, so that datasets from before there were these options are still found.
+        if self.compression:
+            content["compression"] = self.compression
+        if hints := self.format.content():
+            content["format"] = hints
+        if self.partitions:
+            content["partitions"] = {name: list(values) for name, values in self.partitions.items()}
+        return content
 
 
 def fingerprint(options: Options, files: Iterable[tuple[str, int, str]]) -> str:
-    """SHA-256 over the code's version, the options, and each file's name, bytes and SHA-256."""
+    """SHA-256 over the code's version, the options, and each file's name, bytes and version."""
     made_from = [CODE_VERSION, options.content(), [list(file) for file in files]]
     text = json.dumps(made_from, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _source(uri: str | Path) -> Path | str:
+    """A local path (which may hold wildcards), or a URL without secrets in it."""
+    if isinstance(uri, Path) or "://" not in uri or uri.startswith("file://"):
+        return _path("source", uri)
+    scheme = uri.partition("://")[0]
+    if scheme not in SCHEMES:
+        raise InvalidOption("source", f"be a path, or a URL of one of {', '.join(SCHEMES)}", scheme + "://")
+    parts = urlsplit(uri)
+    secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    if parts.password or (parts.username and scheme in ("http", "https")) or secret:
+        # The URL itself is not repeated: it would end in a log.
+        raise InvalidOption(
+            "source",
+            "hold no credentials: they come from the environment or fsspec's configuration",
+            f"{scheme}://...",
+        )
+    return uri
 
 
 def _path(option: str, uri: str | Path) -> Path:

@@ -73,7 +73,7 @@ class Plan:
     def options(self) -> Options:
         """The options; ConfigError when they no longer are those of the plan, as when a schema file changed."""
         options = Options.parse(**self.spec)
-        files = ((file.name, file.size, file.sha256) for file in self.listing.files)
+        files = ((file.name, file.size, file.version) for file in self.listing.files)
         if fingerprint(options, files) != self.listing.fingerprint:
             raise ConfigError(
                 f"{self.path} was made with other options or by another version of this code",
@@ -83,7 +83,7 @@ class Plan:
 
     def save(self) -> None:
         """Write the plan atomically."""
-        files = [{**dataclasses.asdict(f), "path": str(f.path)} for f in self.listing.files]
+        files = [file.to_dict() for file in self.listing.files]
         write_json(
             self.path,
             {
@@ -107,7 +107,7 @@ class Plan:
             if data is not None and data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']!r}")
             if data is not None:
-                files = [SourceFile(**{**row, "path": Path(row["path"])}) for row in data["files"]]
+                files = [SourceFile.from_dict(row) for row in data["files"]]
                 listing = Listing(data["kind"], files, data["fingerprint"], path.parent)
                 schema = Schema.from_dict(data["schema"])
                 return cls(path, data["spec"], listing, schema, data["units"], tuple(data["titles"]))

@@ -86,7 +86,7 @@ class Unit:
             for split in self.splits:
                 for shard in self.shards:
                     name = shard_name(split, shard, self.options.shards)
-                    writer = ShardWriter(self.folder, split, name)
+                    writer = ShardWriter(self.folder, split, name, self.options.compression)
                     stack.callback(writer.abort)
                     writers.append(writer)
             temp = temp_path(self.quarantine)
