@@ -195,6 +195,11 @@ class Delivery:
         self._training_since: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of its own."""
+        return [] if self._process is None else [self._process.pid]
+
     def progressed(self, phase: str) -> None:
         """Note what the trainer does."""
         if phase == "training" and self._training_since is None:

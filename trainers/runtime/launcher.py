@@ -33,6 +33,7 @@ from trainers.runtime.deliver import Delivery
 from trainers.runtime.logs import LogPump
 from trainers.runtime.process import ENV_LAUNCHER_PID, Child, end_group, start_trainer
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION, Replica
+from trainers.runtime.standby import ENV_STANDBY, Standby
 from trainers.runtime.strategies import check_supported
 from trainers.runtime.watch import Bell, End, Watch
 
@@ -49,11 +50,13 @@ class Launcher:
         replica: Replica,
         *,
         start: Callable[[Mapping[str, str]], Child] = start_trainer,
+        standby: Standby | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.replica = replica
         self.record = replica.record
-        self._start = start
+        self._start = standby.start if standby else start
+        self._standby = standby
         self._rng = rng or random.Random()
         self._bell = Bell()
         self._delivery = Delivery(self.record.folder, replica.environ, clock=replica.clock)
@@ -69,6 +72,9 @@ class Launcher:
             return self._run()
         finally:
             self._delivery.stop()
+            if self._standby is not None:
+                self._standby.close()
+                self._standby.end_strays()
             self._bell.close()
 
     def _run(self) -> int:
@@ -128,6 +134,7 @@ class Launcher:
             end = watch.run()
         finally:
             code = end_group(child)
+            self._end_strays()
             self._drain(pump)
             pump.close()
             said = termination.parse(message.read_text())
@@ -136,6 +143,14 @@ class Launcher:
             end = dataclasses.replace(end, code=code)
         failure = self._failure_of(end, said.failure if said else None, pump.tail)
         return end, attempt, watch.barrier, failure
+
+    def _end_strays(self) -> None:
+        """What a trainer has left behind outside its process group would outlive the job."""
+        if self._standby is None:
+            return
+        strays = self._standby.end_strays(keep=self._delivery.pids)
+        if strays:
+            self.replica.say(f"ended what the trainer has left behind: {len(strays)} processes")
 
     def _trainer_env(self, number: int, generation: int, message: Path) -> dict[str, str]:
         r = self.replica
@@ -346,7 +361,8 @@ def _launcher() -> Launcher:
     role, index = os.environ[labels.ENV_ROLE], os.environ[labels.ENV_INDEX]
     if role not in [kind.value for kind in RoleKind] or not index.isdigit():
         raise ConfigError(f"{labels.ENV_ROLE} and {labels.ENV_INDEX} name no replica: {role!r}, {index!r}")
-    return Launcher(Replica(JobRecord.open(os.environ[labels.ENV_JOB]), RoleKind(role), int(index)))
+    replica = Replica(JobRecord.open(os.environ[labels.ENV_JOB]), RoleKind(role), int(index))
+    return Launcher(replica, standby=Standby(keep=os.environ.get(ENV_STANDBY) != "0"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -29,7 +29,7 @@ from trainers.job.failures import RETRY_POLICIES, classify
 from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import JobRecord, Outcome
 
-__all__ = ["GangResult", "LocalGang", "run_gang"]
+__all__ = ["GangResult", "LocalGang", "leftovers", "run_gang"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,32 @@ class GangResult:
     outcome: Outcome | None
     exit_codes: Mapping[str, int]
     seconds: float
+
+
+def leftovers(job_folder: Path | str, *, name: str = "", patience: float = 0.0) -> list[int]:
+    """Processes of a job that run, of one replica ("worker-0") or of all; on Linux.
+
+    They are found by the job's folder in their environment, so that one that left its process group is found,
+    too; zombies do not count. Those are returned that are still there after `patience` seconds.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        found = [pid for pid in _pids_of(str(job_folder), name) if pid != os.getpid()]
+        if not found or time.monotonic() >= deadline:
+            return sorted(found)
+        time.sleep(0.05)
+
+
+def _pids_of(folder: str, name: str) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            env = dict(pair.partition("=")[::2] for pair in path.read_text().split("\0"))
+            state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, UnicodeDecodeError):
+            continue
+        replica = f"{env.get(labels.ENV_ROLE)}-{env.get(labels.ENV_INDEX)}"
+        if env.get(labels.ENV_JOB) == folder and state != "Z" and name in ("", replica):
+            yield int(path.parent.name)
 
 
 class LocalGang:

@@ -1,7 +1,8 @@
 """Starting and ending the trainer process, so that it never outlives its launcher.
 
 A launcher that runs in a warm interpreter (the process kubelet forks containers from one that has TensorFlow
-imported) forks the trainer from itself in 0.02 s; any other starts a new interpreter, which imports it all again.
+imported) forks the trainer from itself in 0.02 s; any other starts a new interpreter, which leaves a standby behind
+for the next ones (standby.py).
 A fork is safe as long as TensorFlow has run no operation in the parent, and the launcher runs none.
 """
 
@@ -16,10 +17,18 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["ENV_LAUNCHER_PID", "Child", "die_with_launcher", "end_group", "start_trainer"]
+__all__ = [
+    "ENV_LAUNCHER_PID",
+    "Child",
+    "become_trainer",
+    "die_with_launcher",
+    "end_group",
+    "quiet_fork",
+    "start_trainer",
+]
 
 ENV_LAUNCHER_PID = "TRAINYARD_LAUNCHER_PID"
 MODULE = "trainers.runtime.trainer"
@@ -73,8 +82,8 @@ def end_group(child: Child, *, patience: float = 10.0) -> int:
     return code
 
 
-def start_trainer(env: Mapping[str, str]) -> Child:
-    """Start the trainer process with exactly the environment `env`."""
+def start_trainer(env: Mapping[str, str], *, pass_fds: Sequence[int] = ()) -> Child:
+    """Start the trainer process with exactly the environment `env`; a new interpreter inherits `pass_fds`."""
     read, write = os.pipe()
     try:
         if "tensorflow" in sys.modules and hasattr(os, "fork"):
@@ -86,28 +95,34 @@ def start_trainer(env: Mapping[str, str]) -> Child:
             stdout=write,
             stderr=write,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
         return Child(process.pid, read, process)
     finally:
         os.close(write)
 
 
-def _fork(env: Mapping[str, str], read: int, out: int) -> int:
+def quiet_fork() -> int:
+    """`os.fork` of a process that has no threads of its own, with nothing left in the buffers."""
     sys.stdout.flush()
     sys.stderr.flush()
-    launcher = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 and later warn of any other thread. Ours has none; those of TensorFlow's import are idle
         # pools (OpenBLAS), which handle a fork themselves.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+        return os.fork()
+
+
+def _fork(env: Mapping[str, str], read: int, out: int) -> int:
+    launcher = os.getpid()
+    pid = quiet_fork()
     if not pid:
         os.close(read)
-        _become_trainer(env, out, launcher)
+        become_trainer(env, out, launcher)
     return pid
 
 
-def _become_trainer(env: Mapping[str, str], out: int, launcher: int) -> NoReturn:
+def become_trainer(env: Mapping[str, str], out: int, launcher: int) -> NoReturn:
     """In the child: what a new interpreter would begin with, then the trainer; never returns."""
     code = 1
     try:

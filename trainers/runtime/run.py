@@ -208,6 +208,8 @@ class _Run:
     def _started(self) -> None:
         """The first call is done: tracing and compiling are over."""
         self._enter("training", "train")
+        split = ", ".join(f"{name} {value:.1f} s" for name, value in self.phases.seconds.items())
+        log.info("%s has made its first step: %s", self.me.replica, split)
         if self.is_chief and self.record.outcome() is None:
             if self.record.state is JobState.PLANNED:  # run by hand, without a launcher
                 self.record.set_state(JobState.STARTING)

@@ -20,6 +20,7 @@ from trainers.job.record import JobRecord
 from trainers.job.spec import RoleKind
 from trainers.runtime.process import ENV_LAUNCHER_PID, die_with_launcher
 from trainers.runtime.replica import ENV_ATTEMPT
+from trainers.runtime.standby import leave_standby
 from trainers.runtime.strategies import drives_steps, thread_counts
 from trainers.runtime.watch import stack_file
 
@@ -42,6 +43,7 @@ def main() -> int:
         plan = record.plan()
         me = plan.replica(role, index)
         attempt = int(os.environ.get(ENV_ATTEMPT, "1"))
+        leave_standby(lambda: _import_for(plan, role))
         with stack_file(record, me.replica, attempt).open("w") as stacks:
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
             try:
@@ -55,6 +57,17 @@ def main() -> int:
         termination.write_failure(failure)
         return exit_code_of(failure.failure_class)
     return 0
+
+
+def _import_for(plan: Plan, role: RoleKind) -> None:
+    """What a restart shall not have to import again."""
+    from trainers.runtime.lean import import_server, import_tensorflow
+
+    if drives_steps(plan.job, role):
+        import_tensorflow()
+        from trainers.runtime import run  # noqa: F401
+    else:
+        import_server()
 
 
 def _be(record: JobRecord, plan: Plan, me: ReplicaPlan) -> None:
