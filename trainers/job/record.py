@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -113,12 +114,16 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One life of the gang; the first has no reason, each later one says who asked for it and why."""
+    """One life of the gang; the first has no reason, each later one says who asked for it and why.
+
+    `blamed` names the replica whose pod has to be replaced for it ("worker-1"), where there is one.
+    """
 
     number: int
     by: str
     reason: str
     at: float
+    blamed: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,11 +287,17 @@ class JobRecord:
         generation: Generation = _read_as(Generation, data)
         return generation
 
-    def next_generation(self, after: int, *, by: str, reason: str) -> Generation:
+    @property
+    def began(self) -> float | None:
+        """When the job was planned, or opened again after a failure, in epoch seconds."""
+        data = read_json(self.folder / "generations" / "0001.json")
+        return float(data["at"]) if data else None
+
+    def next_generation(self, after: int, *, by: str, reason: str, blamed: str = "") -> Generation:
         """Ask for the life after number `after`; when a peer has asked already, that one holds."""
         folder = self.folder / "generations"
         folder.mkdir(exist_ok=True)
-        value = Generation(after + 1, by, reason, self._clock())
+        value = Generation(after + 1, by, reason, self._clock(), blamed)
         create_json(folder / f"{after + 1:04d}.json", dataclasses.asdict(value))
         return self.generation()
 
@@ -305,6 +316,17 @@ class JobRecord:
         data = read_json(self.folder / "heartbeats" / f"{role}-{index}.json")
         heartbeat: Heartbeat | None = _read_as(Heartbeat, data) if data else None
         return heartbeat
+
+    def touch_heartbeat(self, role: RoleKind | str, index: int) -> None:
+        """Give a sign of life where none can be written: the time of the last one's file, which needs no space."""
+        os.utime(self.folder / "heartbeats" / f"{role}-{index}.json")
+
+    def heartbeat_touched(self, role: RoleKind | str, index: int) -> float | None:
+        """When a replica's sign of life was written or touched, by the file system's clock."""
+        try:
+            return (self.folder / "heartbeats" / f"{role}-{index}.json").stat().st_mtime
+        except FileNotFoundError:
+            return None
 
     def heartbeats(self) -> list[Heartbeat]:
         """The latest sign of life of every replica that gave one, by name."""

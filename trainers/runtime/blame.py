@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ _PEER_WORDS = (
     "Coordination service",
     "incarnation",
 )
+_DEVICE = re.compile(r"/job:(chief|worker|ps)/(?:replica:\d+/)?task:(\d+)/")
 # Frames of these say nothing to a user.
 _OTHERS = (
     "/site-packages/",
@@ -59,6 +61,10 @@ def blame(error: BaseException, *, role: str = "", index: int | None = None) -> 
     cls = _tensorflow_class(error) or failure.failure_class
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         cls = FailureClass.OOM
+    whose = _DEVICE.search(str(error)) if cls is FailureClass.OOM else None
+    if whose is not None:
+        # TensorFlow names the device that could not allocate, which is of another replica than the one it tells.
+        failure = dataclasses.replace(failure, role=whose[1], index=int(whose[2]))
     return dataclasses.replace(
         failure,
         failure_class=cls,

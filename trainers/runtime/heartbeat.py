@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -85,7 +86,7 @@ class Pulse:
     """Writes the progress to the record at most every `every` seconds, and to the spool on each new step.
 
     A record that can't be written for a while (a full disk, a network file system that is away) is a warning:
-    training goes on, and the launcher's stall watch decides.
+    training goes on. New steps are then told by the time of the heartbeat's file, which needs no space.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Pulse:
         self._stop = threading.Event()
         self._written: dict[str, float | int | str | None] = {}
         self._spooled = -1
+        self._warned = False
         self._thread = threading.Thread(target=self._run, name="trainyard-pulse", daemon=True)
 
     def start(self) -> None:
@@ -124,7 +126,14 @@ class Pulse:
                     {k: values[k] for k in ("loss", "examples_per_s", "input_wait")}, step=self._spooled
                 )
         except OSError as e:
-            log.warning("could not write the heartbeat: %s", e)
+            if not self._warned:
+                log.warning("could not write the heartbeat: %s; going on", e)
+            self._warned = True
+            if values["step"] != self._written.get("step"):
+                with contextlib.suppress(OSError):
+                    self._record.touch_heartbeat(self._base.role, self._base.index)
+        else:
+            self._warned = False
         self._written = values
 
     def stop(self) -> None:

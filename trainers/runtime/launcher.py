@@ -11,6 +11,7 @@ and every launcher leaves by it. Standard library only: it starts in 0.1 s, and 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,25 +22,24 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainers.job import labels, termination
 from trainers.job.errors import ConfigError, TrainyardError
-from trainers.job.failures import Failure, FailureClass, classify, exit_code_of, signal_name
+from trainers.job.failures import Failure, FailureClass, exit_code_of
 from trainers.job.observations import add_warning
 from trainers.job.record import Attempt, JobRecord, JobState, Outcome
 from trainers.job.spec import RoleKind
 from trainers.runtime.deliver import Delivery
+from trainers.runtime.ends import MemoryKills, failure_of_end
 from trainers.runtime.logs import LogPump
 from trainers.runtime.process import ENV_LAUNCHER_PID, Child, end_group, start_trainer
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION, Replica
+from trainers.runtime.restarts import back_off_of, counted, saved_step
 from trainers.runtime.standby import ENV_STANDBY, Standby
 from trainers.runtime.strategies import check_supported
 from trainers.runtime.watch import Bell, End, Watch
 
 __all__ = ["Launcher", "main"]
-
-_TAIL = 20  # lines of the log on a failure card
 
 
 class Launcher:
@@ -60,7 +60,7 @@ class Launcher:
         self._rng = rng or random.Random()
         self._bell = Bell()
         self._delivery = Delivery(self.record.folder, replica.environ, clock=replica.clock)
-        self._restarts = 0
+        self._attempts: dict[int, Attempt] = {}
 
     def terminate(self) -> None:
         """Ask it to save a checkpoint and leave; safe in a signal handler."""
@@ -95,6 +95,10 @@ class Launcher:
                 self._note_end(attempt, end, None)
                 continue
             self._note_end(attempt, end, failure)
+            if end.why == "overdue":
+                self._finish(failure)
+                outcome = self.record.outcome()
+                return self._leave_by(outcome) if outcome else self._leave(failure)
             if end.why in ("terminated", "alone") or self._bell.rung:
                 return self._leave(failure)
             final = self._ends_it(failure, generation)
@@ -111,9 +115,26 @@ class Launcher:
                 return None  # the trainer waits for the servers itself, and goes on without a lost worker
         return self.replica.clock() + self.replica.job.budgets.start
 
+    @property
+    def _message_prefix(self) -> str:
+        return f"trainyard-{self.replica.plan.gang}-{self.replica.name}-"
+
+    def _sweep(self) -> None:
+        """Remove what killed processes of this replica have left half-written.
+
+        Other files of the record may be written by others just now.
+        """
+        leftovers = [
+            *(self.record.folder / "heartbeats").glob(f".{self.replica.name}.json.*.tmp"),
+            *Path(tempfile.gettempdir()).glob(f"{self._message_prefix}[0-9]*.json"),
+        ]
+        for path in leftovers:
+            with contextlib.suppress(PermissionError):  # another user's job of the same name
+                path.unlink(missing_ok=True)
+
     def _set_state(self, state: JobState) -> None:
         if self.record.outcome() is None:
-            self.record.set_state(state)
+            self.replica.tolerating("the state", lambda: self.record.set_state(state))
 
     # ---- one trainer process
 
@@ -122,12 +143,14 @@ class Launcher:
     ) -> tuple[End, Attempt, float | None, Failure]:
         """Start a trainer, watch it and end it: why, its attempt, the barrier that is left, what it means."""
         r = self.replica
-        number = 1 + max((a.number for a in self.record.attempts(r.me.role, r.me.index)), default=0)
-        message = _message_file(f"{r.name}-{number}")
+        self._sweep()
+        number = 1 + max((a.number for a in self._all_attempts()), default=0)
+        message = _message_file(self._message_prefix, number)
         r.beat("starting", number, generation)
+        memory = MemoryKills()
         child = self._start(self._trainer_env(number, generation, message))
         attempt = Attempt(r.me.role.value, r.me.index, number, generation, child.pid, started=r.now())
-        self.record.write_attempt(attempt)
+        self._write_attempt(attempt)
         pump = LogPump(child.output, r.sink)
         watch = Watch(r, child, pump, attempt, self._bell, self._delivery, barrier)
         try:
@@ -139,9 +162,16 @@ class Launcher:
             pump.close()
             said = termination.parse(message.read_text())
             message.unlink()
-        if end.why == "exited":
+        if end.why in ("exited", "overdue"):
             end = dataclasses.replace(end, code=code)
-        failure = self._failure_of(end, said.failure if said else None, pump.tail)
+        failure = failure_of_end(
+            r,
+            end,
+            said.failure if said else None,
+            pump.tail,
+            asked=self._bell.rung,
+            memory_kills=memory.since(),
+        )
         return end, attempt, watch.barrier, failure
 
     def _end_strays(self) -> None:
@@ -180,49 +210,25 @@ class Launcher:
 
     # ---- what an end means
 
-    def _failure_of(self, end: End, said: Failure | None, tail: tuple[str, ...]) -> Failure:
-        """The failure that the end of a trainer means; where the job is over, nobody asks for it."""
-        r = self.replica
-        beat = r.heartbeat()
-        place: dict[str, Any] = {
-            "role": r.me.role.value,
-            "index": r.me.index,
-            "last_step": beat.step if beat else None,
-            "log_tail": tail[-_TAIL:],
-        }
-        if end.why == "stalled":
-            hint = (
-                f"stacks are in {self.record.folder / 'stacks'}; raise budgets.stall if steps are just slow"
-            )
-            return Failure(FailureClass.STALLED, end.reason, code="runtime.stalled", hint=hint, **place)
-        if end.why == "alone":
-            return Failure(FailureClass.PEER_LOST, end.reason, code="runtime.alone", **place)
-        if said is not None:
-            return dataclasses.replace(said, **place)
-        if end.why == "terminated" or self._bell.rung:
-            reason = end.reason or "was asked to leave"
-            return Failure(FailureClass.PREEMPTED, reason, code="runtime.preempted", **place)
-        code = end.code or 0
-        if code < 0:
-            reason = f"the trainer process was ended by {signal_name(-code)}"
-            cls = classify(signal=-code)
-            return Failure(cls, reason, code="runtime.killed", signal=-code, **place)
-        reason = f"the trainer process exited with {code}"
-        if code == 0:
-            reason += ", but the record does not say that the job is over"
-        return Failure(classify(exit_code=code), reason, code="runtime.exited", exit_code=code, **place)
+    def _write_attempt(self, attempt: Attempt) -> None:
+        self._attempts[attempt.number] = attempt
+        self.replica.tolerating("the attempt", lambda: self.record.write_attempt(attempt))
+
+    def _all_attempts(self) -> list[Attempt]:
+        """Of this replica, also those that a full disk did not take."""
+        me = self.replica.me
+        return [*({a.number: a for a in self.record.attempts(me.role, me.index)} | self._attempts).values()]
 
     def _note_end(self, attempt: Attempt, end: End, failure: Failure | None) -> None:
-        beat = self.replica.heartbeat()
         code = end.code
-        self.record.write_attempt(
+        self._write_attempt(
             dataclasses.replace(
                 attempt,
                 ended=self.replica.now(),
                 exit_code=code if code is not None and code >= 0 else None,
                 signal=-code if code is not None and code < 0 else None,
                 failure_class=failure.failure_class.value if failure else None,
-                last_step=beat.step if beat else None,
+                last_step=self.replica.job_step(),
                 reason=failure.reason if failure else end.reason,
             )
         )
@@ -231,13 +237,20 @@ class Launcher:
         """None after the wait before a restart, else the failure to leave with: of the pod, or of the job."""
         r = self.replica
         cls = failure.failure_class
-        attempts = self.record.attempts(r.me.role, r.me.index)
+        attempts = self._all_attempts()
         if r.all_reduce and cls is FailureClass.PEER_LOST and self._newer_generation(generation):
             # Not its own fault: a peer died, and has said so.
             reason = f"a peer was lost: {failure.reason}"
-            self.record.write_attempt(dataclasses.replace(attempts[-1], failure_class=None, reason=reason))
+            self._write_attempt(dataclasses.replace(attempts[-1], failure_class=None, reason=reason))
             return None
-        count = sum(a.failure_class == cls.value for a in attempts)
+        if failure.replica != r.name and failure.policy.more_memory:
+            # Another replica's memory: its launcher leaves for a new pod, the others begin again.
+            reason = f"{cls}: {failure.reason}"
+            self._write_attempt(dataclasses.replace(attempts[-1], failure_class=None, reason=reason))
+            self.record.next_generation(generation, by=r.name, reason=reason, blamed=failure.replica)
+            return None
+        saved = saved_step(self.record)
+        count = counted(attempts, saved, cls)
         cap = r.job.restart.cap(cls)
         if count > cap:
             if cap:
@@ -247,20 +260,30 @@ class Launcher:
             if r.is_evaluator:
                 add_warning(self.record.folder, r.name, f"it was given up: {cls}: {failure.reason}")
                 return failure
-            self.record.finish(JobState.FAILED, step=failure.last_step, failure=failure)
+            self._finish(failure)
             return failure
         if failure.policy.more_memory:
             return failure  # only a new pod can have more
         if r.all_reduce:
-            self.record.next_generation(generation, by=r.name, reason=f"{cls}: {failure.reason}")
+            reason = f"{cls}: {failure.reason}"
+            r.tolerating(
+                "the generation", lambda: self.record.next_generation(generation, by=r.name, reason=reason)
+            )
         if r.is_chief:
             self._set_state(JobState.RESTARTING)
-        self._restarts += 1
-        pause = min(r.times.back_off * 2 ** (self._restarts - 1), r.times.most_back_off)
+        pause = back_off_of(attempts, saved, first=r.times.back_off, most=r.times.most_back_off)
         pause *= self._rng.uniform(0.5, 1.5)
-        r.say(f"{cls}: {failure.reason}; restart {count} of {cap:g} in {pause:.1f} s")
+        charge = f"restart {count} of {cap:g}" if failure.policy.charged else "free restart"
+        r.say(f"{cls}: {failure.reason}; {charge} in {pause:.1f} s")
         self._pause(pause)
         return None
+
+    def _finish(self, failure: Failure) -> None:
+        """End the job for all; on a full disk the pod's message still has the failure."""
+        self.replica.tolerating(
+            "the outcome",
+            lambda: self.record.finish(JobState.FAILED, step=failure.last_step, failure=failure),
+        )
 
     def _pause(self, seconds: float) -> None:
         """Wait before a restart; cut short by SIGTERM and by the end of the job, which the next watch sees."""
@@ -319,12 +342,12 @@ class Launcher:
         self._delivery.finish()
 
 
-def _message_file(name: str) -> Path:
+def _message_file(prefix: str, number: int) -> Path:
     """An empty file of our own for the trainer's termination message.
 
     Not in the job's folder: on a full disk the reason would be lost with it.
     """
-    fd, path = tempfile.mkstemp(prefix=f"trainyard-{name}-", suffix=".json")
+    fd, path = tempfile.mkstemp(prefix=f"{prefix}{number}-", suffix=".json")
     os.close(fd)
     return Path(path)
 
@@ -362,7 +385,9 @@ def _launcher() -> Launcher:
     if role not in [kind.value for kind in RoleKind] or not index.isdigit():
         raise ConfigError(f"{labels.ENV_ROLE} and {labels.ENV_INDEX} name no replica: {role!r}, {index!r}")
     replica = Replica(JobRecord.open(os.environ[labels.ENV_JOB]), RoleKind(role), int(index))
-    return Launcher(replica, standby=Standby(keep=os.environ.get(ENV_STANDBY) != "0"))
+    # Nobody waits for an evaluator that starts again.
+    keep = os.environ.get(ENV_STANDBY) != "0" and not replica.is_evaluator
+    return Launcher(replica, standby=Standby(keep=keep))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import os
 import time
@@ -21,6 +22,8 @@ __all__ = ["ENV_ATTEMPT", "ENV_GENERATION", "ENV_GRACE", "Replica", "Times"]
 ENV_ATTEMPT = "TRAINYARD_ATTEMPT"
 ENV_GENERATION = "TRAINYARD_GENERATION"
 ENV_GRACE = "TRAINYARD_GRACE"  # seconds for a checkpoint after SIGTERM; the pod's grace period less a margin
+
+_WARN_EVERY = 60.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Replica:
         self.is_evaluator = role is RoleKind.EVALUATOR
         self.all_reduce = self.job.strategy.kind is StrategyKind.MULTI_WORKER and not self.is_evaluator
         self.last_beat = -1e9
+        self._warned = -1e9
 
     @property
     def name(self) -> str:
@@ -96,9 +100,28 @@ class Replica:
         """Its latest sign of life, the trainer's or the launcher's."""
         return self.record.heartbeat(self.me.role, self.me.index)
 
+    def job_step(self) -> int | None:
+        """The finished steps of the job as far as this replica knows: its own, or the chief's; None before any."""
+        beat = self.heartbeat() if self.drives else self.record.heartbeat(RoleKind.CHIEF, 0)
+        return beat.step if beat else None
+
+    def tolerating(self, what: str, write: Callable[[], object]) -> None:
+        """Write something to the record that the job can do without: a full disk is a warning."""
+        try:
+            write()
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            if self.clock() - self._warned > _WARN_EVERY:
+                self._warned = self.clock()
+                self.say(f"could not write {what}: {e}; going on")
+
     def beat(self, phase: str, attempt: int, generation: int) -> None:
         """Give a sign of life in the place of a trainer that gives none; the last figures stay."""
         self.last_beat = self.clock()
+        self.tolerating("the heartbeat", lambda: self._beat(phase, attempt, generation))
+
+    def _beat(self, phase: str, attempt: int, generation: int) -> None:
         before = self.heartbeat()
         self.record.beat(
             Heartbeat(

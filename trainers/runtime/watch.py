@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from trainers.job.failures import FailureClass
-from trainers.job.record import Attempt, JobRecord
+from trainers.job.record import Attempt, Heartbeat, JobRecord
 from trainers.job.spec import RoleKind
 from trainers.runtime.deliver import Delivery
 from trainers.runtime.logs import LogPump
@@ -66,7 +66,8 @@ class End:
     """Why a watch ended.
 
     exited: the trainer did; over: the job is; stalled: no step within the budget; terminated: SIGTERM; alone:
-    peers did not come; regenerated: the gang begins a new life.
+    peers did not come; regenerated: the gang begins a new life; blamed: it does because of this replica, whose pod
+    has to be replaced; overdue: the job has taken longer than its total budget.
     """
 
     why: str
@@ -99,6 +100,11 @@ class Watch:
         self._changed = replica.clock()
         self._over_since: float | None = None
         self._asked_at: float | None = None
+        self._touched: float | None = None
+        self._touched_of = 0.0  # the time in the heartbeat that the file had then
+        self._overdue: str = ""
+        began = self._record.began
+        self._due = began + replica.job.budgets.total if began is not None else None
 
     def run(self) -> End:
         """Watch; the trainer may still run when this returns."""
@@ -109,7 +115,7 @@ class Watch:
                 time.sleep(0.005)  # it has closed its output: most likely it is about to end
             code = self._child.poll()
             if code is not None:
-                return End("exited", code)
+                return End("overdue", code, self._overdue) if self._overdue else End("exited", code)
             end = self._look(self._r.clock())
             if end is not None:
                 return end
@@ -120,7 +126,7 @@ class Watch:
         if self._bell.rung:
             return self._leaving(now)
         self._note_progress(now)
-        return self._alone(now) or self._regenerated() or self._stalled(now)
+        return self._late(now) or self._alone(now) or self._regenerated() or self._stalled(now)
 
     # ---- one look each
 
@@ -160,6 +166,24 @@ class Watch:
         state = self._record.folder / "checkpoints" / "checkpoint"
         return state.exists() and state.stat().st_mtime > self._r.now() - (now - asked_at)
 
+    def _late(self, now: float) -> End | None:
+        """After the total budget the chief saves and ends the job; the others do where there is no chief to do it."""
+        if self._due is None or self._r.is_evaluator or self._r.now() < self._due:
+            return None
+        times = self._r.times
+        if not self._overdue:
+            self._asked_at = now
+            step, total = self._r.job_step(), self._r.job.budgets.total
+            self._overdue = f"the job is not done within its total budget of {total:g} s" + (
+                f" (step {step})" if step is not None else ""
+            )
+            self._r.say(self._overdue)
+            if self._r.is_chief:
+                self._child.signal(signal.SIGTERM)
+        assert self._asked_at is not None
+        patience = times.grace + (0 if self._r.is_chief else times.leave + times.beat)
+        return End("overdue", reason=self._overdue) if now - self._asked_at > patience else None
+
     def _note_progress(self, now: float) -> None:
         if not (self._r.drives or self._r.is_evaluator):
             # A server gives no sign of life itself.
@@ -176,7 +200,17 @@ class Watch:
         if mark is not None and mark != self._seen:
             self._seen, self._changed = mark, now
             self._delivery.progressed(mark[0])
+        elif beat is not None and mark is not None:
+            self._note_touch(beat, now)
         self._delivery.poll()
+
+    def _note_touch(self, beat: Heartbeat, now: float) -> None:
+        """Progress that could not be written, for want of space, changes the time of the file alone."""
+        touched = self._record.heartbeat_touched(beat.role, beat.index)
+        if touched != self._touched:
+            if self._touched_of == beat.at:
+                self._changed = now
+            self._touched, self._touched_of = touched, beat.at
 
     def _alone(self, now: float) -> End | None:
         """Nobody waits for a peer that will not come: at the start for any, later for the chief."""
@@ -202,6 +236,8 @@ class Watch:
         self._r.say(why)
         if generation.reason.startswith(FailureClass.STALLED.value):
             self._dump_stacks()
+        if generation.blamed == self._r.name:
+            return End("blamed", reason=generation.reason)
         return End("regenerated", reason=why)
 
     def _stalled(self, now: float) -> End | None:

@@ -21,8 +21,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run a campaign; the exit code."""
     parser = argparse.ArgumentParser(prog="tests.faults.chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no job after so long (default: 5)")
-    parser.add_argument("--seed", type=int, default=1, help="decides who is killed when, and how (default: 1)")
-    parser.add_argument("--strategy", action="append", choices=sorted(STRATEGIES), help="default: all that run")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="decides who is killed when, and how (default: 1)"
+    )
+    parser.add_argument(
+        "--strategy", action="append", choices=sorted(STRATEGIES), help="default: all that run"
+    )
     parser.add_argument(
         "--measure", type=int, metavar="N", help="instead: N kills of each of the kinds that have a target"
     )

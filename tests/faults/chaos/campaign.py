@@ -134,9 +134,7 @@ class Campaign:
 
     # ---- one job
 
-    def _job(
-        self, name: str, number: int, *, until: float = 0.0, plan: Sequence[Kind] | None = None
-    ) -> None:
+    def _job(self, name: str, number: int, *, until: float = 0.0, plan: Sequence[Kind] | None = None) -> None:
         shape = STRATEGIES[name]
         steps = self._steps or (shape.steps if plan is None else 10_000_000)
         output = self.folder / f"{number:03d}-{name}"
@@ -145,7 +143,9 @@ class Campaign:
         began = time.monotonic()
         self._say(f"{output.name}: {steps} steps")
         why = ""
-        with LocalGang(make_plan(job, Cluster.process(ports), gang=f"chaos-{number:08d}"), retries=99) as gang:
+        with LocalGang(
+            make_plan(job, Cluster.process(ports), gang=f"chaos-{number:08d}"), retries=99
+        ) as gang:
             gang.start()
             try:
                 self._strike_on(gang, name, until, list(plan) if plan is not None else None)
@@ -158,7 +158,11 @@ class Campaign:
         if plan is not None and not why and (outcome is None or outcome.state is JobState.SUCCEEDED):
             arrived = True  # measured enough, and ended by us
         elif not arrived and not why:
-            why = outcome.failure.card() if outcome and outcome.failure else f"ended without arriving: {outcome}"
+            why = (
+                outcome.failure.card()
+                if outcome and outcome.failure
+                else f"ended without arriving: {outcome}"
+            )
         logs = {path.stem: path.read_text(errors="replace") for path in gang.logs.glob("*.log")}
         self.first_steps += re.findall(r"\S+ has made its first step: .*", logs.get("chief-0", ""))
         report = JobReport(
@@ -217,7 +221,9 @@ class Campaign:
             if what():  # type: ignore[operator]
                 return True
             if time.monotonic() > deadline:
-                raise Lost(f"no step within {HOPELESS:g} s of a blow: {self.blows[-1].kind if self.blows else ''}")
+                raise Lost(
+                    f"no step within {HOPELESS:g} s of a blow: {self.blows[-1].kind if self.blows else ''}"
+                )
             time.sleep(0.02)
 
     def _say(self, text: str) -> None:
