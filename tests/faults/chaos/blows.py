@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import signal
@@ -103,7 +104,7 @@ class Watcher:
     def usual_gap(self, before: float) -> float:
         """The median time between two advances before a time; half a second where there are too few."""
         times = [t for t in self.advances(before - 20) if t <= before]
-        gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(times)]
         return statistics.median(gaps) if len(gaps) >= 3 else 0.5
 
 
@@ -150,5 +151,5 @@ def stall_of(watcher: Watcher, blow: Blow, attempt: int, anew: bool) -> float | 
     times = [blow.at, *watcher.advances(blow.at)]
     if len(times) < 3 or time.time() < blow.at + 10:
         return None
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     return max(0.0, max(gaps) - watcher.usual_gap(blow.at))
