@@ -223,11 +223,10 @@ def test_the_context_scales_the_learning_rate(
 
 
 def test_a_wrong_scaling_is_refused_by_name() -> None:
-    job = TrainingJob("job", "trainer", args={"learning_rate_scaling": "cubic"}, output="/nowhere")
     with pytest.raises(
         InvalidSpec, match=r"learning_rate_scaling must be one of none, linear, sqrt, got 'cubic'"
     ):
-        context_of(job, RoleKind.CHIEF, 0)
+        TrainingJob("job", "trainer", args={"learning_rate_scaling": "cubic"}, output="/nowhere")
 
 
 def test_workers_of_parameter_servers_shuffle_by_seeds_of_their_own() -> None:

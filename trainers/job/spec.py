@@ -19,6 +19,7 @@ from typing import Any
 from trainers.job.checks import check, frozen_map, is_number, is_whole, json_map, members, sequence
 from trainers.job.errors import InvalidSpec
 from trainers.job.policies import Budgets, RestartPolicy, Success
+from trainers.job.training_args import check_training_args
 
 __all__ = [
     "Budgets",
@@ -274,8 +275,8 @@ def standard_roles(
 class TrainingJob:
     """One training job.
 
-    `trainer` is the dotted name of the user's module; `args` its hyperparameters (JSON values; `steps`,
-    `batch_size`, `learning_rate` and `seed` are known to the loop); `inputs` maps names to URIs ("records" is
+    `trainer` is the dotted name of the user's module; `args` its hyperparameters (JSON values; those that
+    the loop knows are in trainers.job.training_args); `inputs` maps names to URIs ("records" is
     the manifest); `output` is the job's folder; `warm_start` the folder of a job to take weights from.
     """
 
@@ -308,19 +309,8 @@ class TrainingJob:
         for name, uri in self.inputs.items():
             check(isinstance(uri, str) and bool(uri), f"inputs.{name}", "be a URI", uri)
         object.__setattr__(self, "roles", tuple(sequence("roles", self.roles)))
-        self._check_args()
+        check_training_args(self.args)
         self._check_roles()
-
-    def _check_args(self) -> None:
-        for name in ("steps", "batch_size", "checkpoint_every"):
-            if name in self.args:
-                value = self.args[name]
-                check(is_whole(value) and value >= 1, name, "be a whole number of 1 or more", value)
-        if "seed" in self.args:
-            check(is_whole(self.args["seed"]), "seed", "be a whole number", self.args["seed"])
-        if "learning_rate" in self.args:
-            rate = self.args["learning_rate"]
-            check(is_number(rate) and rate > 0, "learning_rate", "be a number above 0", rate)
 
     def _check_roles(self) -> None:
         kinds = [role.kind for role in self.roles]

@@ -8,13 +8,13 @@ be broken all the same (a disk that lost writes), the one before is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainers.job.errors import ConfigError, UserError
 from trainers.job.files import write_bytes
-from trainers.runtime.steps import plain_variable, trainable_parts
+from trainers.runtime.variables import is_trainable, model_variables, plain_variable, trainable_parts
 
 __all__ = [
     "Checkpoints",
@@ -23,6 +23,7 @@ __all__ = [
     "checkpoint_folder",
     "restore_newest",
     "saved_variables",
+    "saved_weights",
 ]
 
 log = logging.getLogger(__name__)
@@ -48,17 +49,36 @@ def checkpoint_folder(job_folder: Path | str) -> Path:
     return Path(job_folder) / "checkpoints"
 
 
-def saved_variables(owner: Any) -> Any:
-    """The variables of a Keras model or optimizer by number, as TensorFlow saves them; anything else itself.
+def saved_variables(owner: Any, *, averaged: bool = False) -> dict[str, Any]:
+    """What a checkpoint holds of a model or optimizer, as arguments of tf.train.Checkpoint may be: by number.
 
-    TensorFlow's own, since a Keras variable around one that is cut over parameter servers can't be saved. By
-    number, since Keras numbers its names by what else was built in the process.
+    TensorFlow's own variables, since a Keras variable around one that is cut over parameter servers can't be
+    saved. `averaged` leaves out those that have a moving average beside them.
     """
-    import keras
+    known = model_variables(owner)
+    if not known:
+        return owner  # type: ignore[no-any-return]
+    return {number: v for number, v in known.items() if not (averaged and is_trainable(v))}
 
-    if not isinstance(owner, (keras.Model, keras.Layer, keras.optimizers.Optimizer)):
-        return owner
-    return {f"{number:04d}": plain_variable(v) for number, v in enumerate(owner.variables)}
+
+def saved_weights(model: Any, folder: Path | str) -> dict[str, Any]:
+    """Arguments of tf.train.Checkpoint that put into `model` the weights that a job's checkpoints offer.
+
+    The moving averages of the trainable ones, where the job kept them; else the weights themselves.
+    """
+    import tensorflow as tf
+
+    state = tf.train.get_checkpoint_state(str(folder))
+    for path in reversed(list(state.all_model_checkpoint_paths) if state else []):
+        try:
+            averaged = any(name.startswith("average/") for name, _ in tf.train.list_variables(path))
+        except (tf.errors.OpError, ValueError):
+            continue  # broken: restore_newest says so
+        if averaged:
+            trained = {number: v for number, v in model_variables(model).items() if is_trainable(v)}
+            return {"model": saved_variables(model, averaged=True), "average": trained}
+        break
+    return {"model": saved_variables(model)}
 
 
 def restore_newest(
@@ -99,6 +119,7 @@ def restore_newest(
 class Checkpoints:
     """Saves and restores one training run; only the chief writes.
 
+    `more` are further things to hold, by name, as tf.train.Checkpoint takes them (building.Training.saved).
     `io_device` is the device whose disk is used: the chief's own, so that parameter servers need no storage.
     """
 
@@ -108,6 +129,7 @@ class Checkpoints:
         model: Any,
         optimizer: Any,
         *,
+        more: Mapping[str, Any] | None = None,
         io_device: str | None = None,
         keep: int = KEEP,
     ) -> None:
@@ -117,7 +139,10 @@ class Checkpoints:
         with tf.device("CPU:0"):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="job_step")
         self._checkpoint = tf.train.Checkpoint(
-            model=saved_variables(model), optimizer=saved_variables(optimizer), step=self._step
+            model=saved_variables(model),
+            optimizer=saved_variables(optimizer),
+            step=self._step,
+            **(more or {}),
         )
         self._options = tf.train.CheckpointOptions(experimental_io_device=io_device)
         self._folder = checkpoint_folder(folder)

@@ -8,10 +8,11 @@ from typing import Any
 
 from trainers.job.checks import check
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
+from trainers.job.training_args import SCALINGS
 
-__all__ = ["SCALINGS", "TrainerContext", "context_of"]
+__all__ = ["DEFAULT_STEPS", "TrainerContext", "context_of"]
 
-SCALINGS = ("none", "linear", "sqrt")
+DEFAULT_STEPS = 1000
 
 _SYNCHRONOUS = frozenset({StrategyKind.LOCAL, StrategyKind.MIRRORED, StrategyKind.MULTI_WORKER})
 
@@ -22,7 +23,8 @@ class TrainerContext:
 
     `batch_size` is of one step of one replica (one device's, where a replica has several). `shard` is the
     (index, count) share of the data that this replica must read: workers of an asynchronous parameter server
-    each read all of it, in orders of their own.
+    each read all of it, in orders of their own. `steps` are those of the whole job; training begins at
+    `start_step`, which is above 0 after a restart. `replicas` maps each role to its count.
     """
 
     job: str
@@ -35,11 +37,18 @@ class TrainerContext:
     synchronous_replicas: int = 1
     seed: int | None = None
     shard: tuple[int, int] = (0, 1)
+    steps: int = DEFAULT_STEPS
+    start_step: int = 0
 
     def __post_init__(self) -> None:
         check(self.batch_size >= 1, "batch_size", "be a whole number of 1 or more", self.batch_size)
         scaling = self.hparams.get("learning_rate_scaling", "none")
         check(scaling in SCALINGS, "learning_rate_scaling", f"be one of {', '.join(SCALINGS)}", scaling)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this replica leads: it writes the checkpoints and ends the job."""
+        return self.role == RoleKind.CHIEF.value
 
     @property
     def global_batch(self) -> int:
@@ -95,5 +104,6 @@ def context_of(job: TrainingJob, role: RoleKind, index: int, *, devices: int = 1
         batch_size=int(job.args.get("batch_size", 32)),
         synchronous_replicas=peers * devices if kind in _SYNCHRONOUS else 1,
         seed=job.args.get("seed"),
+        steps=int(job.args.get("steps", DEFAULT_STEPS)),
         shard=shard,
     )

@@ -1,7 +1,7 @@
 """The user's trainer module, checked before anything is built from it.
 
-build_model(hparams) -> keras.Model                      required
-loss(hparams) -> keras.losses.Loss                       required
+build_model(hparams) -> keras.Model or tf.Module         required
+loss(hparams) -> keras.losses.Loss, or a function        required
 optimizer(hparams, learning_rate) -> keras optimizer     default: Adam
 metrics(hparams) -> list of keras.metrics.Metric         used by evaluation
 make_dataset(records, ctx) -> batches of (features, label) or (features, label, weight)
@@ -56,8 +56,8 @@ class TrainerModule:
         make = getattr(self.module, "metrics", None)
         return list(make(hparams)) if make else []
 
-    def optimizer(self, hparams: Mapping[str, Any], learning_rate: float) -> Any:
-        """The optimizer; Adam when the module has none."""
+    def optimizer(self, hparams: Mapping[str, Any], learning_rate: Any) -> Any:
+        """The optimizer; Adam when the module has none. `learning_rate` is a number, or the job's schedule."""
         make = getattr(self.module, "optimizer", None)
         if make:
             return make(hparams, learning_rate)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainers.job.errors import ConfigError
 from trainers.job.record import JobRecord
-from trainers.job.spec import TrainingJob
+from trainers.job.spec import RoleKind, TrainingJob
 from trainers.runtime.module import TrainerModule
 
 __all__ = ["Restorable", "Trained", "Untrained", "load_trained"]
@@ -40,24 +40,36 @@ class Restorable:
         from trainers.runtime.lean import import_tensorflow
 
         tf = import_tensorflow()
-        from trainers.runtime.checkpoints import checkpoint_folder, saved_variables
+        from trainers.runtime.building import make_model
+        from trainers.runtime.checkpoints import checkpoint_folder
+        from trainers.runtime.context import context_of
+        from trainers.runtime.datasets import make_dataset, open_records
         from trainers.runtime.module import load_module
 
         self.job = JobRecord.open(job_folder).plan().job
         self.folder = checkpoint_folder(job_folder)
-        self._module = load_module(self.job.trainer)
-        self._model = self._module.build_model(self.job.args)
+        self._module = module = load_module(self.job.trainer)
+        hparams = {name: value for name, value in self.job.args.items() if name != "mixed_precision"}
+        ctx = dataclasses.replace(context_of(self.job, RoleKind.CHIEF, 0), hparams=hparams)
+        self._model = make_model(
+            module, ctx, lambda model: make_dataset(module, model, open_records(self.job), ctx)
+        )
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._checkpoint = tf.train.Checkpoint(model=saved_variables(self._model), step=self._step)
 
     def newest(self) -> Trained | None:
         """The model of the newest readable checkpoint, whatever strategy wrote it; None when there is none.
 
+        Its weights are the moving averages where the job kept them (`ema_momentum`), and it computes in float32
+        whatever `mixed_precision` the job had: that is what is evaluated, exported and served.
+
         Raises StaleCheckpoint when the trainer module now builds another model.
         """
-        from trainers.runtime.checkpoints import restore_newest
+        import tensorflow as tf
 
-        if restore_newest(self._checkpoint, self.folder, partial=True) is None:
+        from trainers.runtime.checkpoints import restore_newest, saved_weights
+
+        checkpoint = tf.train.Checkpoint(step=self._step, **saved_weights(self._model, self.folder))
+        if restore_newest(checkpoint, self.folder, partial=True) is None:
             return None
         return Trained(self._model, self._module, self.job, int(self._step.numpy()))
 

@@ -14,8 +14,9 @@ from trainers.job.errors import ConfigError
 from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
-from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_variables
-from trainers.runtime.context import TrainerContext, context_of
+from trainers.runtime.building import Training, build_training
+from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_weights
+from trainers.runtime.context import DEFAULT_STEPS, TrainerContext, context_of
 from trainers.runtime.datasets import make_dataset, open_records
 from trainers.runtime.heartbeat import Progress, Pulse
 from trainers.runtime.lean import import_tensorflow
@@ -23,15 +24,13 @@ from trainers.runtime.loop import CheckpointEvery, Loop, train_in_graph, train_o
 from trainers.runtime.loopback import bind_loopback_only, check_listeners
 from trainers.runtime.module import TrainerModule, load_module
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION
-from trainers.runtime.steps import make_run, make_step, trainable_parts
+from trainers.runtime.steps import make_run
 from trainers.runtime.strategies import SetUp, check_supported, set_up
 from trainers.runtime.tracking import Spool
 
 __all__ = ["Phases", "train"]
 
 log = logging.getLogger("trainyard")
-
-DEFAULT_STEPS = 1000
 
 # A coordinator's destructor asks all servers to clean up and waits for them, for seconds, or for ever when one is
 # gone. The process ends without it.
@@ -160,21 +159,26 @@ class _Run:
         self, module: TrainerModule, connected: SetUp, ctx: TrainerContext, records: Any
     ) -> tuple[Loop, int, Any]:
         """Model, optimizer, data and checkpoint: the loop, the step that it begins at, and the batches."""
-        with connected.strategy.scope():
-            model = module.build_model(ctx.hparams)
-            optimizer = module.optimizer(ctx.hparams, ctx.learning_rate)
-            loss = module.loss(ctx.hparams)
-            optimizer.build(trainable_parts(model))
-        checkpoints = Checkpoints(self.record.folder, model, optimizer, io_device=connected.io_device)
+        training = build_training(
+            module, connected.strategy, ctx, lambda model: make_dataset(module, model, records, ctx)
+        )
+        model = training.model
+        checkpoints = Checkpoints(
+            self.record.folder,
+            model,
+            training.optimizer,
+            more=training.saved(),
+            io_device=connected.io_device,
+        )
         step = checkpoints.restore()
         if step == 0 and self.job.warm_start:
-            _warm_start(model, self.job.warm_start)
+            _warm_start(training, self.job.warm_start)
         every = CheckpointEvery(self.job.args.get("checkpoint_every"))
         every.saved(step)
         self.progress.begin_at(step)
         replicas = ctx.synchronous_replicas
         loop = Loop(
-            run=make_run(connected.strategy, make_step(model, loss, optimizer, replicas), replicas=replicas),
+            run=make_run(connected.strategy, training.step(replicas), replicas=replicas),
             target=self.progress.target,
             progress=self.progress,
             every=every,
@@ -281,16 +285,16 @@ def _batches(connected: SetUp, kind: StrategyKind, data: Callable[[], Any]) -> A
     return iter(connected.strategy.distribute_datasets_from_function(lambda _: data()))
 
 
-def _warm_start(model: Any, folder: str) -> None:
+def _warm_start(training: Training, job_folder: str) -> None:
     import tensorflow as tf
 
-    path = restore_newest(
-        tf.train.Checkpoint(model=saved_variables(model)), checkpoint_folder(folder), partial=True
-    )
+    folder = checkpoint_folder(job_folder)
+    weights = tf.train.Checkpoint(**saved_weights(training.model, folder))
+    path = restore_newest(weights, folder, partial=True)
     if path is None:
-        raise ConfigError(
-            f"warm_start: no checkpoint in {checkpoint_folder(folder)}", hint="name a trained job"
-        )
+        raise ConfigError(f"warm_start: no checkpoint in {folder}", hint="name a trained job")
+    if training.averages is not None:
+        training.averages.restart()
     log.info("weights taken from %s", path)
 
 

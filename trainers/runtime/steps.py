@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainers.runtime.variables import plain_variable, trainable_parts
+
 __all__ = [
     "StepSize",
     "make_apply",
@@ -37,27 +39,14 @@ def model_inputs(model: Any, features: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def plain_variable(variable: Any) -> Any:
-    """TensorFlow's variable in a Keras one, or the variable itself."""
-    import keras
-
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def trainable_parts(model: Any) -> list[Any]:
-    """What the optimizer updates: the trainable variables, those cut over parameter servers shard by shard."""
-    parts: list[Any] = []
-    for variable in model.trainable_variables:
-        shards = getattr(plain_variable(variable), "variables", None)
-        parts += shards if shards is not None else [variable]
-    return parts
-
-
-def make_gradients(model: Any, loss: Any, optimizer: Any) -> Callable[[Any], tuple[Any, list[Any]]]:
+def make_gradients(
+    model: Any, loss: Any, optimizer: Any, *, jit_compile: bool = False
+) -> Callable[[Any], tuple[Any, list[Any]]]:
     """`gradients(batch) -> (mean loss, gradients)` of one batch, by `trainable_parts(model)`.
 
     The gradients are of the mean loss as the optimizer scales it (`scale_loss`, for float16), so they go to
-    `make_apply` of the same optimizer; one is None where the loss does not depend on the variable.
+    `make_apply` of the same optimizer; one is None where the loss does not depend on the variable. `jit_compile`
+    lets XLA compile forward and backward pass.
     """
     import keras
     import tensorflow as tf
@@ -69,8 +58,7 @@ def make_gradients(model: Any, loss: Any, optimizer: Any) -> Callable[[Any], tup
         with tf.GradientTape() as tape:
             inputs = model_inputs(model, features)
             outputs = model(inputs, training=True) if is_keras else model(inputs)
-            if isinstance(outputs, dict) and "logits" in outputs:
-                outputs = outputs["logits"]
+            outputs = _for_loss(outputs, loss)
             with _of_this_replica():
                 value = loss(label, outputs, *weight)
             if is_keras and model.losses:
@@ -78,7 +66,28 @@ def make_gradients(model: Any, loss: Any, optimizer: Any) -> Callable[[Any], tup
             scaled = optimizer.scale_loss(value)
         return value, tape.gradient(scaled, [plain_variable(part) for part in trainable_parts(model)])
 
-    return gradients
+    return tf.function(gradients, jit_compile=True, autograph=False) if jit_compile else gradients
+
+
+def _for_loss(outputs: Any, loss: Any) -> Any:
+    """What the loss is made from: of a dict its scores, unless the loss is a function that takes the dict.
+
+    In float32 at least: a mean over a batch in 8 or 11 bits is too coarse.
+    """
+    import keras
+    import tensorflow as tf
+
+    from trainers.task import REGRESSION, Task
+
+    if isinstance(outputs, dict):
+        if "logits" in outputs:
+            outputs = outputs["logits"]
+        elif isinstance(loss, keras.losses.Loss):
+            outputs = Task(REGRESSION).scores(outputs)
+    short = (tf.float16, tf.bfloat16)
+    return tf.nest.map_structure(
+        lambda x: tf.cast(x, tf.float32) if getattr(x, "dtype", None) in short else x, outputs
+    )
 
 
 @contextlib.contextmanager
@@ -110,12 +119,12 @@ def mean_over_replicas(gradients: list[Any], replicas: int) -> list[Any]:
     return [None if gradient is None else next(means) for gradient in gradients]
 
 
-def make_apply(model: Any, optimizer: Any) -> Callable[[list[Any]], None]:
+def make_apply(model: Any, optimizer: Any, averages: Any = None) -> Callable[[list[Any]], None]:
     """`apply(gradients)`: one update of the weights by the mean gradient of all that step together.
 
     Call it in `strategy.run`, each replica with the same gradients. Keras itself clips the gradient of each
     replica and sums afterwards; here the optimizer's clipping sees the mean, so N replicas do what one does with
-    the N-fold batch.
+    the N-fold batch. `averages` (averages.Averages) follow the weights.
     """
     for layer in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if layer is not None:
@@ -123,6 +132,8 @@ def make_apply(model: Any, optimizer: Any) -> Callable[[list[Any]], None]:
 
     def apply(gradients: list[Any]) -> None:
         optimizer.apply([_rows_once(gradient) for gradient in gradients], trainable_parts(model))
+        if averages is not None:
+            averages.update()
 
     return apply
 
