@@ -80,6 +80,17 @@ def test_a_window_rolls_over_spans_and_copies_nothing(tmp_path):
     assert [span.span for span in spans(tmp_path / "records")] == [f"2013-{n:02d}" for n in range(1, 5)]
 
 
+def test_a_window_of_named_spans_does_not_depend_on_what_else_is_there(tmp_path):
+    rolled = [main(spec_of(tmp_path, number, window=2)) for number in (1, 3, 2)][-1]
+    spec = {"step": "window", "output": str(tmp_path / "records"), "spans": ["2013-02", "2013-01"]}
+    named = main(spec)
+    assert named["spans"] == ["2013-01", "2013-02"] == rolled["spans"]
+    assert (named["manifest"], named["digest"]) == (rolled["manifest"], rolled["digest"])
+    for wrong in ([], ["2013-01", "2013-01"]):
+        with pytest.raises(ConfigError):
+            main({**spec, "spans": wrong})
+
+
 def test_a_windows_statistics_are_those_of_its_rows(tmp_path):
     files = [month(tmp_path, number) for number in (1, 2, 3)]
     results = [main(spec_of(tmp_path, n, source=f, window=3)) for n, f in enumerate(files, 1)]
@@ -164,9 +175,9 @@ def test_a_span_that_is_gone_or_changed_is_said(tmp_path):
     with pytest.raises(DatasetCorrupt, match="its manifest names it"):
         Manifest.load(result["manifest"]).verify()
     with pytest.raises(DatasetMissing):
-        window(tmp_path / "records", until="2013-02", size=2, held_out="all", progress=print)
+        window(tmp_path / "records", ["2013-01", "2013-02"], held_out="all", progress=print)
     with pytest.raises(DatasetMissing, match="no span 2013-09"):
-        window(tmp_path / "records", until="2013-09", size=2, held_out="all", progress=print)
+        window(tmp_path / "records", ["2013-09"], held_out="all", progress=print)
     (tmp_path / "records" / "spans" / "2013-01.json").write_text("{}")
     with pytest.raises(DatasetCorrupt, match="names no span"):
         spans(tmp_path / "records")

@@ -11,6 +11,7 @@ On several machines the same is done in three steps (see `trainers.records.slice
     {"step": "encode", "plan": path, "slice": 0}   -> {"slice": 0, "units": n, "rows": n, "bad": n}
     {"step": "publish", "plan": path}              -> the result above
 
+A step "window" makes the dataset of some spans: {"step": "window", "output": ..., "spans": ["2013-01", "2013-02"]}.
 With "span": "2013-01" the dataset is part of a longer one; with "window": 3 besides, the result is the dataset of
 that span and the two before it, with "spans", and that of the span alone under "newest" (see records.spans).
 Without "slice", JOB_COMPLETION_INDEX says it: the pods of an Indexed Job all run the same command.
@@ -27,6 +28,8 @@ from trainers.job.termination import run_step
 from trainers.records.options import Options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainers.records.manifest import Manifest
 
 __all__ = ["main"]
@@ -44,7 +47,7 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
     step = spec.get("step")
     if step is None:
         return _prepare(spec)
-    steps = {"plan": _plan, "encode": _encode, "publish": _publish}
+    steps = {"plan": _plan, "encode": _encode, "publish": _publish, "window": _window}
     if step not in steps:
         raise ConfigError(f"step must be one of {', '.join(steps)}, got {step!r}")
     return steps[step]({name: value for name, value in spec.items() if name != "step"})
@@ -105,21 +108,30 @@ def _result(manifest: Manifest, reused: bool, spec: Mapping[str, Any]) -> dict[s
     result = _told(manifest, reused)
     if not manifest.span:
         return result
-    from trainers.records.spans import record_span, window
+    from trainers.records.spans import newest, record_span
 
     record_span(manifest)
     result["span"] = manifest.span
     if spec.get("window") is None:
         return result
-    made = window(
-        manifest.folder.parent,
-        until=manifest.span,
-        size=spec["window"],
-        held_out=spec.get("held_out") or "all",
-        progress=_say,
-    )
+    output = manifest.folder.parent
+    names = newest(output, until=manifest.span, size=spec["window"])
+    return {**_windowed(output, names, spec.get("held_out")), "newest": result}
+
+
+def _window(spec: Mapping[str, Any]) -> dict[str, Any]:
+    _check(spec, ("output", "spans"), ("held_out",))
+    from trainers.records.options import local_path
+
+    return _windowed(local_path("output", spec["output"]), spec["spans"], spec.get("held_out"))
+
+
+def _windowed(output: Path, names: Sequence[str], held_out: str | None) -> dict[str, Any]:
+    from trainers.records.spans import window
+
+    made = window(output, names, held_out=held_out or "all", progress=_say)
     spans = [span.span for span in made.manifest.spans]
-    return {**_told(*made), "span": manifest.span, "spans": spans, "newest": result}
+    return {**_told(*made), "span": spans[-1], "spans": spans}
 
 
 def _told(manifest: Manifest, reused: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trainers.records.errors import InvalidOption
 from trainers.records.format import Format, check_partitions
 from trainers.records.schema import Schema
 
-__all__ = ["CODE_VERSION", "COMPRESSIONS", "SCHEMES", "Options", "fingerprint"]
+__all__ = ["CODE_VERSION", "COMPRESSIONS", "SCHEMES", "Options", "fingerprint", "local_path"]
 
 # Raised whenever the same input and options would give other bytes or another manifest: then datasets that
 # were prepared before are prepared anew instead of being taken for the same.
@@ -90,10 +90,10 @@ class Options:
         for name, value in (("source", source), ("output", output)):
             if not value or not isinstance(value, (str, Path)):
                 raise InvalidOption(name, "be a path or a file:// URI", value)
-        loaded = Schema.load(_path("schema", schema)) if schema else None
+        loaded = Schema.load(local_path("schema", schema)) if schema else None
         return cls(
             _source(source),
-            _path("output", output),
+            local_path("output", output),
             schema=loaded,
             format=Format.parse(format),
             partitions=check_partitions(partitions),
@@ -132,7 +132,7 @@ def fingerprint(options: Options, files: Iterable[tuple[str, int, str]]) -> str:
 def _source(uri: str | Path) -> Path | str:
     """A local path (which may hold wildcards), or a URL without secrets in it."""
     if isinstance(uri, Path) or "://" not in uri or uri.startswith("file://"):
-        return _path("source", uri)
+        return local_path("source", uri)
     scheme = uri.partition("://")[0]
     if scheme not in SCHEMES:
         raise InvalidOption("source", f"be a path, or a URL of one of {', '.join(SCHEMES)}", scheme + "://")
@@ -148,7 +148,7 @@ def _source(uri: str | Path) -> Path | str:
     return uri
 
 
-def _path(option: str, uri: str | Path) -> Path:
+def local_path(option: str, uri: str | Path) -> Path:
     """An absolute path, so that whoever is handed a result finds it from anywhere."""
     if "://" in str(uri) and not str(uri).startswith("file://"):
         raise InvalidOption(option, "be a local path or start with file://", str(uri))

@@ -40,7 +40,7 @@ from trainers.records.manifest import (
 from trainers.records.schema import Feature, Schema
 from trainers.records.statistics import Statistics
 
-__all__ = ["HELD_OUT", "SPANS", "record_span", "spans", "window"]
+__all__ = ["HELD_OUT", "SPANS", "newest", "record_span", "spans", "window"]
 
 SPANS = "spans"
 HELD_OUT = ("all", "newest")
@@ -71,8 +71,15 @@ def spans(output: str | Path, *, until: str | None = None) -> list[Span]:
     return out
 
 
-def window(output: str | Path, *, until: str, size: int, held_out: str, progress: Progress) -> Prepared:
-    """The dataset of span `until` and those before it, `size` of them or as many as there are.
+def newest(output: str | Path, *, until: str, size: int) -> list[str]:
+    """The names of span `until` and those before it, `size` of them or as many as there are."""
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST_SPANS:
+        raise InvalidOption("window", f"be a number of spans from 1 to {_MOST_SPANS}", size)
+    return [span.span for span in spans(output, until=until)][-size:]
+
+
+def window(output: str | Path, names: Sequence[str], *, held_out: str, progress: Progress) -> Prepared:
+    """The dataset of the spans `names`.
 
     `held_out` says what is evaluated on: "all" leaves each span split as it is. With "newest" it is what the newest
     span holds out, and what older ones held out is trained on: for spans that are split by time, whose held-out rows
@@ -81,30 +88,32 @@ def window(output: str | Path, *, until: str, size: int, held_out: str, progress
     Raises ColumnError when the spans' schemas don't go together, DatasetMissing or DatasetCorrupt for a span that
     isn't whole.
     """
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST_SPANS:
-        raise InvalidOption("window", f"be a number of spans from 1 to {_MOST_SPANS}", size)
+    if not names or len(set(names)) < len(names) or len(names) > _MOST_SPANS:
+        raise InvalidOption("spans", f"be 1 to {_MOST_SPANS} different spans", list(names))
     if held_out not in HELD_OUT:
         raise InvalidOption("held_out", f"be one of {', '.join(HELD_OUT)}", held_out)
     output = Path(output)
-    chosen = spans(output, until=until)[-size:]
-    if not chosen or chosen[-1].span != until:
-        raise DatasetMissing(f"{output} has no span {until}", hint="prepare that span first")
+    there = {span.span: span for span in spans(output)}
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise DatasetMissing(f"{output} has no span {', '.join(missing)}", hint="prepare that span first")
+    chosen = [there[name] for name in sorted(names)]
     manifests = [_load(output, span) for span in chosen]
     made_from = ["window", held_out, [[span.span, span.folder, span.digest] for span in chosen]]
     fingerprint = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     folder = output / fingerprint[:16]
-    names = ", ".join(span.span for span in chosen)
+    called = ", ".join(span.span for span in chosen)
     with exclusive(
         lock_of(folder), lambda: progress(f"another run makes the window {folder}; waiting for it")
     ):
         manifest = existing(folder, progress)
         if manifest is not None:
-            progress(f"nothing to do: {folder} is the window of {names}")
+            progress(f"nothing to do: {folder} is the window of {called}")
             return Prepared(manifest, reused=True)
         folder.mkdir(exist_ok=True)
         manifest = _write(folder, fingerprint, chosen, manifests, held_out)
     counts = " and ".join(f"{count} {split}" for split, count in manifest.counts.items())
-    progress(f"{folder} is the window of {names}: {counts} records")
+    progress(f"{folder} is the window of {called}: {counts} records")
     return Prepared(manifest, reused=False)
 
 
