@@ -2,7 +2,8 @@
 
     from trainyard import form, prepare, train, evaluate, gate, release
 
-    prepare   raw data to sharded records
+    prepare   raw data to sharded records; prepare_spans the same for a window of months, say
+    records_asset, announced_records    to schedule a pipeline on new records, and to take them
     train     a gang of chief, workers and parameter servers
     evaluate  a trained model against the champion
     gate      release, or not
@@ -22,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainers.job.policies import Budgets, RestartPolicy
     from trainers.job.spec import Resources
+    from trainyard.assets import records_asset
     from trainyard.failing import RetryByClass, explained
     from trainyard.groups.evaluate import evaluate
     from trainyard.groups.gate import gate
-    from trainyard.groups.prepare import prepare
+    from trainyard.groups.prepare import announced_records, prepare, prepare_spans
     from trainyard.groups.release import release
     from trainyard.groups.train import train
     from trainyard.operators.replica import ReplicaOperator
@@ -41,12 +43,15 @@ _HOMES = {
     "RestartPolicy": "trainers.job.policies",
     "RetryByClass": "trainyard.failing",
     "StepOperator": "trainyard.operators.step",
+    "announced_records": "trainyard.groups.prepare",
     "check_form": "trainyard.trigger_form",
     "evaluate": "trainyard.groups.evaluate",
     "explained": "trainyard.failing",
     "form": "trainyard.trigger_form",
     "gate": "trainyard.groups.gate",
     "prepare": "trainyard.groups.prepare",
+    "prepare_spans": "trainyard.groups.prepare",
+    "records_asset": "trainyard.assets",
     "release": "trainyard.groups.release",
     "storage_path": "trainyard.settings",
     "train": "trainyard.groups.train",
@@ -60,12 +65,15 @@ __all__ = [
     "RestartPolicy",
     "RetryByClass",
     "StepOperator",
+    "announced_records",
     "check_form",
     "evaluate",
     "explained",
     "form",
     "gate",
     "prepare",
+    "prepare_spans",
+    "records_asset",
     "release",
     "storage_path",
     "train",

@@ -1,4 +1,4 @@
-"""Links from a task to what it made: its MLflow run, its registered model.
+"""Links from a task to what it made: its MLflow run, its registered model, the report of its records.
 
 Airflow reads a link from XCom. A running task shows one too, because the operators push it when they start.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
-__all__ = ["LINKS", "MlflowRunLink", "ModelLink"]
+__all__ = ["LINKS", "MlflowRunLink", "ModelLink", "RecordsReportLink"]
 
 
 class _UrlLink(BaseOperatorLink):
@@ -50,4 +50,16 @@ class ModelLink(_UrlLink):
         return "trainyard_model"
 
 
-LINKS = (MlflowRunLink(), ModelLink())
+class RecordsReportLink(_UrlLink):
+    """The report of a dataset of records: its statistics and what was refused."""
+
+    name = "Records report"
+    attribute = "report_url"
+
+    @property
+    def xcom_key(self) -> str:
+        """Where the URL is kept."""
+        return "trainyard_records_report"
+
+
+LINKS = (MlflowRunLink(), ModelLink(), RecordsReportLink())

@@ -91,7 +91,7 @@ def test_digits_retrain_has_the_promised_shape(dag_bag: Any) -> None:
     assert shape == {
         "check_form": (plain, "all_success", []),
         "ingest": (plain, "all_success", ["check_form"]),
-        "prepare": (step, "all_success", ["ingest"]),
+        "prepare": ("RecordsOperator", "all_success", ["ingest"]),
         "train.plan": ("PlanOperator", "all_success", ["prepare"]),
         "train.service": ("ServiceOperator", "all_success", ["train.plan"]),
         "train.replica": ("MappedOperator", "all_success", ["train.plan", "train.service"]),
@@ -135,6 +135,7 @@ def test_only_steps_and_replicas_run_pods_and_tasks_have_links(dag_bag: Any) -> 
     dag = dag_bag.dags["digits_retrain"]
     links = {task.task_id: [link.name for link in task.operator_extra_links] for task in dag.tasks}
     assert {name: found for name, found in links.items() if found} == {
+        "prepare": ["Records report"],
         "train.replica": ["MLflow run"],
         "train.verdict": ["MLflow run"],
         "release.register": ["MLflow run", "Model"],
@@ -201,4 +202,4 @@ def test_the_plugin_file_is_all_that_airflow_loads() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     links = {link.name for link in module.TrainyardPlugin.operator_extra_links}
-    assert links == {"MLflow run", "Model"}
+    assert links == {"MLflow run", "Model", "Records report"}
