@@ -132,7 +132,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(dataset, changes, problem
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("test", "a", 1, 1, ""), "split must be"),
+        (("dev", "a", 1, 1, ""), "split must be"),
         (("train", "../a", 1, 1, ""), "file must be a name"),
         (("train", "a", -1, 1, ""), "0 or more"),
     ],

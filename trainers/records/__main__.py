@@ -37,7 +37,7 @@ __all__ = ["main"]
 _REQUIRED = ("source", "output", "name", "label")
 _OPTIONAL = (
     *("key", "eval_fraction", "shards", "image", "quarantine_threshold", "batch_rows", "schema"),
-    *("compression", "format", "partitions", "span"),
+    *("compression", "format", "partitions", "span", "split", "checks", "statistics"),
 )
 _WINDOW = ("window", "held_out")
 

@@ -33,6 +33,8 @@ from trainers.records.manifest import (
     Manifest,
     Shard,
     content_digest,
+    counts_of,
+    told,
 )
 from trainers.records.options import CODE_VERSION, Options, fingerprint
 from trainers.records.schema import Feature, Schema
@@ -80,6 +82,9 @@ def prepare(
     compression: str = "",
     format: Mapping[str, Any] | None = None,
     partitions: Mapping[str, Any] | None = None,
+    split: Mapping[str, Any] | None = None,
+    checks: str | Sequence[str] = (),
+    statistics: bool = True,
     progress: Progress = print,
 ) -> Manifest:
     """Turn raw data into a dataset of TFRecords at `output`/<fingerprint>/, or find it there.
@@ -101,6 +106,9 @@ def prepare(
         compression: of the shards: "" for none, "GZIP" or "ZLIB".
         format: hints on how to read files, the fields of records.format.Format: {"encoding": "latin-1"}.
         partitions: which folders of a partitioned source to take: {"dt": ["2013-01", "2013-02"]}.
+        split: how rows are dealt to splits, when not by `eval_fraction`; see records.splits.
+        checks: "module:function" or a list of them: the user's own checks of rows, see records.rules.
+        statistics: False counts rows and missing values only, which is faster.
         progress: called with a line of text now and then.
 
     Raises errors of trainers.records.errors: class DATA for what is wrong with the data, CONFIG for options.
@@ -121,6 +129,9 @@ def prepare(
         compression=compression,
         format=format,
         partitions=partitions,
+        split=split,
+        checks=checks,
+        statistics=statistics,
     )
     return build(options, progress).manifest
 
@@ -170,7 +181,7 @@ def publishing(listing: Listing, progress: Progress, make: Callable[[], Manifest
         if locked:
             _clear(folder)
     progress(
-        f"published {folder}: {manifest.counts['train']} train and {manifest.counts['eval']} eval records, "
+        f"published {folder}: {told(manifest.counts)} records, "
         f"{manifest.quarantined} quarantined, digest {manifest.digest[:16]}"
     )
     return Prepared(manifest, reused=False)
@@ -256,7 +267,8 @@ class Build:
     def schema(self) -> Schema:
         """The schema of the data, or the given one; both must have the label and the key."""
         found = self.source.infer()
-        for name in filter(None, (self.options.label, self.key)):
+        named = list(filter(None, (self.options.label, self.key, self.options.rule.column)))
+        for name in named:
             if name not in found:
                 raise ColumnError(
                     name, f"isn't in {self.options.source}", hint=f"it holds {', '.join(found.names)}"
@@ -271,13 +283,14 @@ class Build:
                     f"isn't in {self.options.source}, but the schema requires it",
                     hint=f"it holds {', '.join(found.names)}",
                 )
-        for name in filter(None, (self.options.label, self.key)):
+        for name in named:
             given[name]  # raises ColumnError
         return given
 
     def units(self, schema: Schema) -> list[Unit]:
         """All units of the dataset, in order."""
         options = self.options if self.key == self.options.key else _with_key(self.options, self.key)
+        options.rule.check(schema)
         count = self.source.units(options.shards)
         label = schema[options.label]
         self.progress(
@@ -295,7 +308,7 @@ class Build:
                 f"unit {unit.index + 1}/{unit.count}: {found.rows} rows, finished by an earlier run"
             )
             return found
-        required = {self.options.label, *filter(None, [self.key])}
+        required = {self.options.label, *filter(None, [self.key, self.options.rule.column])}
         if self.options.schema is not None:
             required |= {feature.name for feature in schema if feature.presence == "required"}
         start = spoken = time.monotonic()
@@ -326,10 +339,10 @@ class Build:
                 both.merge(state)
         schema = schema.replace(_described(f, both, given=self.options.schema is not None) for f in schema)
         shards = sorted((s for r in results for s in r.shards), key=_shard_order)
-        counts = {split: sum(s.records for s in shards if s.split == split) for split in SPLITS}
+        counts = counts_of(shards)
         if not counts["train"]:
             raise SourceEmpty(
-                f"none of the {counts['eval']} rows of {self.options.source} is for training",
+                f"none of the {sum(counts.values())} rows of {self.options.source} is for training",
                 hint="give more rows, or another key if all rows have the same",
             )
         write_json(self.folder / SCHEMA, schema.to_dict())
@@ -345,7 +358,7 @@ class Build:
             counts=counts,
             shards=shards,
             sources=[str(self.options.source)],
-            statistics={split: by_split[split].summary() for split in SPLITS if counts[split]},
+            statistics={split: by_split[split].summary() for split in counts if counts[split]},
             options=self.options.content(),
             quarantined=bad,
             code_version=CODE_VERSION,

@@ -40,7 +40,9 @@ __all__ = [
     "Manifest",
     "Shard",
     "Span",
+    "counts_of",
     "sha256_of_file",
+    "told",
 ]
 
 VERSION = 1
@@ -48,7 +50,7 @@ MANIFEST = "manifest.json"
 SCHEMA = "schema.json"
 QUARANTINE = "quarantine.parquet"
 STATISTICS = "statistics.json"
-SPLITS = ("train", "eval")
+SPLITS = ("train", "eval", "test")
 
 
 # No name starts with a dot, so nothing leads out of the folder that holds a dataset and its neighbours.
@@ -62,6 +64,17 @@ def sha256_of_file(path: Path) -> str:
         while chunk := f.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def counts_of(shards: Sequence[Shard]) -> dict[str, int]:
+    """Records of train, eval and, where there are any, test."""
+    counts = {split: sum(s.records for s in shards if s.split == split) for split in SPLITS}
+    return {split: count for split, count in counts.items() if count or split != "test"}
+
+
+def told(counts: Mapping[str, int]) -> str:
+    """Counts in words: "80 train and 20 eval"."""
+    return " and ".join(f"{count} {split}" for split, count in counts.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +140,8 @@ class Manifest:
         object.__setattr__(self, "shards", tuple(self.shards))
         object.__setattr__(self, "sources", tuple(self.sources))
         object.__setattr__(self, "spans", tuple(self.spans))
-        if set(self.counts) != set(SPLITS):
-            raise ValueError(f"counts must have {' and '.join(SPLITS)}, got {sorted(self.counts)}")
+        if not {"train", "eval"} <= set(self.counts) <= set(SPLITS):
+            raise ValueError(f"counts must have train and eval, and may have test, got {sorted(self.counts)}")
         for split, count in self.counts.items():
             total = sum(shard.records for shard in self.split(split))
             if total != count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from trainers.records.errors import InvalidOption
 from trainers.records.format import Format, check_partitions
+from trainers.records.manifest import sha256_of_file
 from trainers.records.schema import Schema
+from trainers.records.splits import SplitRule
 
 __all__ = ["CODE_VERSION", "COMPRESSIONS", "SCHEMES", "Options", "fingerprint", "local_path"]
 
@@ -28,6 +31,7 @@ SCHEMES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "http", "htt
 _SECRET = re.compile(r"(?i)sig|token|key|secret|passw|credential|auth")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CHECK = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SPAN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,39})?")
 
 
@@ -51,6 +55,10 @@ class Options:
     format: Format = dataclasses.field(default_factory=Format)
     partitions: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
+    split: Mapping[str, Any] | None = None
+    checks: Sequence[str] = ()
+    statistics: bool = True
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidOption("name", "be 1 to 100 letters, digits, '.', '_' or '-'", self.name)
@@ -72,6 +80,10 @@ class Options:
             )
         if self.image not in ("raw", "encoded"):
             raise InvalidOption("image", "be raw or encoded", self.image)
+        object.__setattr__(self, "checks", _checks(self.checks))
+        if not isinstance(self.statistics, bool):
+            raise InvalidOption("statistics", "be true or false", self.statistics)
+        SplitRule.parse(self.split, self.eval_fraction)
         if self.compression not in COMPRESSIONS:
             raise InvalidOption("compression", "be empty, GZIP or ZLIB", self.compression)
 
@@ -100,6 +112,11 @@ class Options:
             **options,
         )
 
+    @property
+    def rule(self) -> SplitRule:
+        """How rows are dealt to splits."""
+        return SplitRule.parse(self.split, self.eval_fraction)
+
     def content(self) -> dict[str, Any]:
         """Those options that shape what is written."""
         content: dict[str, Any] = {
@@ -119,7 +136,39 @@ class Options:
             content["format"] = hints
         if self.partitions:
             content["partitions"] = {name: list(values) for name, values in self.partitions.items()}
+        if self.split is not None:
+            content["split"] = self.rule.content()
+        if self.checks:
+            content["checks"] = [[check, _code_of(check)] for check in self.checks]
+        if not self.statistics:
+            content["statistics"] = False
         return content
+
+
+def _checks(checks: Any) -> tuple[str, ...]:
+    names = (checks,) if isinstance(checks, str) and checks else checks or ()
+    if not isinstance(names, (list, tuple)):
+        raise InvalidOption("checks", 'be "module:function" or a list of them', checks)
+    for name in names:
+        if not isinstance(name, str) or not _CHECK.fullmatch(name):
+            raise InvalidOption("checks", 'be "module:function" or a list of them', name)
+    return tuple(names)
+
+
+def _code_of(check: str) -> str | None:
+    """SHA-256 of the file of a check's module: another check refuses other rows."""
+    found = find_spec(check.partition(":")[0])
+    if found is None or not found.origin or not Path(found.origin).is_file():
+        return None
+    return sha256_of_file(Path(found.origin))
+
+
+def find_spec(module: str) -> Any:
+    """Where a module is, without importing it but its packages; None when it is nowhere."""
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
 
 
 def fingerprint(options: Options, files: Iterable[tuple[str, int, str]]) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.records.errors import ColumnError, DatasetCorrupt, DatasetMissing
+from trainers.records.limits import check_rules, check_thresholds
 
 __all__ = ["ENCODINGS", "MISSING_VALUES", "TYPES", "Feature", "Schema"]
 
@@ -47,6 +48,9 @@ class Feature:
     `shape` is () for one value, (8, 8, 1) for a fixed number of values, (None,) for a list of any length.
     `domain` is what the data held, not a rule: {"min", "max"} for numbers, {"values"} for strings of few
     distinct values, {"names"} for a class index. `source` says what the raw data called the type.
+
+    `default` is what readers put where an optional value is missing, or where a dataset was written before the
+    feature was added. `rules` refuse rows (see records.rules), `drift` sets thresholds (see records.drift).
     """
 
     name: str
@@ -56,6 +60,9 @@ class Feature:
     presence: str = "required"
     domain: Mapping[str, Any] | None = None
     source: str = ""
+    default: int | float | str | None = None
+    rules: Mapping[str, Any] | None = None
+    drift: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -82,6 +89,18 @@ class Feature:
             raise ValueError(f"shape of {self.name!r} must be fixed for encoding raw, got {list(self.shape)}")
         if self.encoding == "image" and (self.type != "bytes" or self.shape):
             raise ValueError(f"{self.name!r} with encoding image must have type bytes and shape []")
+        self._check_default()
+        check_rules(self)
+        check_thresholds(self)
+
+    def _check_default(self) -> None:
+        kinds: Mapping[str, Any] = {"float32": (int, float), "int64": int, "string": str}
+        if self.default is None:
+            return
+        if self.type not in kinds or self.ragged:
+            raise ValueError(f"default of {self.name!r} must not be set for {self.type} {list(self.shape)}")
+        if not isinstance(self.default, kinds[self.type]) or isinstance(self.default, bool):
+            raise ValueError(f"default of {self.name!r} must be {self.type}, got {self.default!r}")
 
     @property
     def ragged(self) -> bool:
@@ -117,6 +136,11 @@ class Feature:
             out["domain"] = dict(self.domain)
         if self.source:
             out["source"] = self.source
+        if self.default is not None:
+            out["default"] = self.default
+        for name in ("rules", "drift"):
+            if getattr(self, name):
+                out[name] = dict(getattr(self, name))
         return out
 
     @classmethod

@@ -36,6 +36,7 @@ from trainers.records.manifest import (
     Shard,
     Span,
     content_digest,
+    counts_of,
 )
 from trainers.records.schema import Feature, Schema
 from trainers.records.statistics import Statistics
@@ -144,13 +145,13 @@ def _write(
         states = _states(manifest)
         for split in SPLITS:
             to = "train" if held_out == "newest" and manifest is not newest else split
-            statistics[to].merge(states[split])
+            statistics[to].merge(states.get(split, {}))
             shards += [
                 dataclasses.replace(shard, split=to, file=f"../{manifest.folder.name}/{shard.file}")
                 for shard in manifest.split(split)
             ]
     shards.sort(key=lambda shard: SPLITS.index(shard.split))
-    counts = {split: sum(s.records for s in shards if s.split == split) for split in SPLITS}
+    counts = counts_of(shards)
     write_json(folder / SCHEMA, schema.to_dict())
     states = {split: statistics[split].state() for split in SPLITS}
     write_bytes(folder / STATISTICS, json.dumps(states).encode())
@@ -162,7 +163,7 @@ def _write(
         counts=counts,
         shards=shards,
         sources=list(dict.fromkeys(source for m in manifests for source in m.sources)),
-        statistics={split: statistics[split].summary() for split in SPLITS if counts[split]},
+        statistics={split: statistics[split].summary() for split in counts if counts[split]},
         options={**newest.options, "held_out": held_out},
         quarantined=sum(m.quarantined for m in manifests),
         created=time.time(),

@@ -14,6 +14,7 @@ changes, not from version to version of this code. So the hash is fixed, and wri
     a null        0
 
     eval          when hash < eval_fraction * 2**64, so a greater fraction only moves rows from train to eval
+    test          when not eval, and hash < (eval + test) * 2**64
     shard         mix(hash ^ 0xD1B54A32D192ED03) modulo the number of shards
 
 Source of mix: G. Steele, D. Lea, C. Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
@@ -25,11 +26,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from trainers.records.errors import ColumnError
+from trainers.records.schema import Schema
+from trainers.records.splits import SplitRule
 
-__all__ = ["hash_keys", "hash_rows", "hash_text", "hash_values", "is_eval", "mix", "shard_of"]
+__all__ = ["Dealer", "hash_keys", "hash_rows", "hash_text", "hash_values", "is_eval", "mix", "shard_of"]
 
 _MASK = (1 << 64) - 1
 _NAN_BITS = np.uint64(0x7FF8000000000000)
@@ -48,6 +52,29 @@ def is_eval(hashes: np.ndarray, fraction: float) -> np.ndarray:
     """Which rows are for evaluation."""
     limit = int(fraction * 2.0**64)
     return np.ones(len(hashes), bool) if limit > _MASK else hashes < np.uint64(limit)
+
+
+class Dealer:
+    """Deals rows to the splits of a rule."""
+
+    def __init__(self, rule: SplitRule, schema: Schema) -> None:
+        self._rule = rule
+        self._bounds = rule.bounds(schema[rule.column]) if rule.by == "time" else ()
+
+    def __call__(self, batch: pa.RecordBatch, hashes: np.ndarray) -> np.ndarray:
+        """The index of each row's split among `rule.splits`; the column must be there and hold no null."""
+        rule = self._rule
+        if rule.by == "time":
+            times = batch.column(rule.column).to_numpy(zero_copy_only=False)
+            return np.searchsorted(np.array(self._bounds), times, side="right")
+        if rule.by == "given":
+            return pc.index_in(batch.column(rule.column), pa.array(rule.splits)).to_numpy().astype(np.int64)
+        evals = is_eval(hashes, rule.eval)
+        if not rule.test:
+            return evals.astype(np.int64)
+        # Test lies next to eval, so that no share moves when the other is changed within their sum.
+        tests = is_eval(hashes, rule.eval + rule.test) & ~evals
+        return evals * 1 + tests * (len(rule.splits) - 1)
 
 
 def shard_of(hashes: np.ndarray, shards: int) -> np.ndarray:

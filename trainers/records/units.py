@@ -20,11 +20,12 @@ import pyarrow as pa
 
 from trainers.job.files import read_json, write_bytes
 from trainers.records.encode import Encoder
-from trainers.records.manifest import SPLITS, Shard, sha256_of_file
+from trainers.records.manifest import Shard, sha256_of_file
 from trainers.records.options import Options
+from trainers.records.rules import Rules, load_checks
 from trainers.records.schema import Schema
 from trainers.records.source import Source
-from trainers.records.split import hash_keys, hash_rows, is_eval, shard_of
+from trainers.records.split import Dealer, hash_keys, hash_rows, shard_of
 from trainers.records.statistics import Statistics
 from trainers.records.validate import Quarantine, clean
 from trainers.records.write import ShardWriter, shard_name, temp_path
@@ -55,7 +56,7 @@ class Unit:
         self.folder = folder
         self.options = options
         self.shards = range(index, options.shards, count)
-        self.splits = SPLITS if options.eval_fraction else ("train",)
+        self.splits = options.rule.splits
         self.record = folder / f".unit-{index:05d}-of-{count:05d}.json"
         self.quarantine = folder / f".quarantine-{index:05d}-of-{count:05d}.parquet"
 
@@ -80,7 +81,10 @@ class Unit:
         no shard of the unit is left half written.
         """
         encoder = Encoder()
-        statistics = {split: Statistics(schema) for split in self.splits}
+        rule = self.options.rule
+        rules = Rules(schema, load_checks(self.options.checks), rule)
+        deal = Dealer(rule, schema)
+        statistics = {split: Statistics(schema, detail=self.options.statistics) for split in self.splits}
         with contextlib.ExitStack() as stack:
             writers = []
             for split in self.splits:
@@ -94,10 +98,10 @@ class Unit:
             quarantine = Quarantine(temp)
             stack.callback(quarantine.close)
             for batch in source.read(self.index, self.count, schema, self.options.batch_rows):
-                data, rejects = clean(batch, schema, required)
+                data, rejects = clean(batch, schema, required, rules)
                 quarantine.add(rejects)
                 if data.num_rows:
-                    self._write(data, encoder, writers, statistics)
+                    self._write(data, encoder, writers, statistics, deal)
                 progress(sum(writer.records for writer in writers) + quarantine.count)
             for file in source.unit_files(self.index, self.count):
                 file.check_unchanged()
@@ -120,13 +124,14 @@ class Unit:
         encoder: Encoder,
         writers: list[ShardWriter],
         statistics: Mapping[str, Statistics],
+        deal: Dealer,
     ) -> None:
         """Sort rows by where they go, encode them all at once, and hand each writer its piece."""
         key = self.options.key
         hashes = hash_rows(data) if key is None else hash_keys(key, data.column(key))
         to = shard_of(hashes, len(self.shards))
         if len(self.splits) > 1:
-            to += np.where(is_eval(hashes, self.options.eval_fraction), len(self.shards), 0)
+            to += len(self.shards) * deal(data, hashes)
         order = np.argsort(to, kind="stable")
         data = data.take(pa.array(order))
         encoded = encoder.encode(data)

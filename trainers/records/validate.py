@@ -8,27 +8,34 @@ quarantine.parquet has a row a refused row: `file`, `row` (its number in the fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from trainers.records.convert import convert
 from trainers.records.errors import TooManyBadRows
+from trainers.records.rules import Reasons, Rules
 from trainers.records.schema import Schema
 from trainers.records.source import Batch, Reject
 
-__all__ = ["QUARANTINE_SCHEMA", "Quarantine", "check_threshold", "clean"]
+__all__ = ["QUARANTINE_SCHEMA", "Quarantine", "check_threshold", "clean", "worst_reasons"]
+
+_WORST = 3  # columns named in an error
 
 QUARANTINE_SCHEMA = pa.schema(
     [("file", pa.string()), ("row", pa.int64()), ("column", pa.string()), ("reason", pa.string())]
 )
 
 
-def clean(batch: Batch, schema: Schema, required: Collection[str]) -> tuple[pa.RecordBatch, list[Reject]]:
+def clean(
+    batch: Batch, schema: Schema, required: Collection[str], rules: Rules | None = None
+) -> tuple[pa.RecordBatch, list[Reject]]:
     """The rows of a batch that fit, mapped to the schema's types, and the others with their reasons.
 
     `required` names the features that no row may lack; a row is refused for its first bad column.
@@ -46,13 +53,22 @@ def clean(batch: Batch, schema: Schema, required: Collection[str]) -> tuple[pa.R
             reasons.setdefault(row, (feature.name, reason))
         columns.append(column)
     data = pa.RecordBatch.from_arrays(columns, names=list(schema.names))
-    if reasons:
-        numbers = batch.rows
-        rejects += [Reject(batch.file, int(numbers[row]), *reasons[row]) for row in sorted(reasons)]
-        keep = np.ones(data.num_rows, bool)
-        keep[list(reasons)] = False
-        data = data.filter(pa.array(keep))
+    data, numbers = _without(batch.file, data, batch.rows, reasons, rejects)
+    if rules and data.num_rows:
+        data, _ = _without(batch.file, data, numbers, rules.refuse(data), rejects)
     return data, rejects
+
+
+def _without(
+    file: str, data: pa.RecordBatch, numbers: np.ndarray, reasons: Reasons, rejects: list[Reject]
+) -> tuple[pa.RecordBatch, np.ndarray]:
+    """The other rows and their numbers; refused ones are put to the `rejects`."""
+    if not reasons:
+        return data, numbers
+    rejects += [Reject(file, int(numbers[row]), *reasons[row]) for row in sorted(reasons)]
+    keep = np.ones(data.num_rows, bool)
+    keep[list(reasons)] = False
+    return data.filter(pa.array(keep)), numbers[keep]
 
 
 def _lacking(column: pa.Array) -> dict[int, str]:
@@ -104,23 +120,37 @@ def merge(parts: Sequence[Path], path: Path) -> None:
 
 
 def check_threshold(quarantine: Path, bad: int, total: int, threshold: float) -> None:
-    """TooManyBadRows when more than the threshold's share of rows was refused."""
+    """TooManyBadRows, with the worst reasons, when more than the threshold's share of rows was refused."""
     if bad <= threshold * total:
         return
-    with pq.ParquetFile(quarantine) as file:
-        first = next(file.iter_batches(3)).to_pylist()
-    examples = "; ".join(
-        " ".join(
-            [row["file"]]
-            + ([f"row {row['row']}"] if row["row"] is not None else [])
-            + ([f"column {row['column']}"] if row["column"] else [])
-        )
-        + f": {row['reason']}"
-        for row in first
+    worst = "; ".join(
+        f"{column} {count} rows, as {example}" for column, count, example in worst_reasons(quarantine)
     )
     raise TooManyBadRows(
-        f"{bad} of {total} rows are bad ({bad / total:.1%}, up to {threshold:.1%} are allowed): {examples}",
+        f"{bad} of {total} rows are bad ({bad / total:.1%}, up to {threshold:.1%} are allowed); worst: {worst}",
         bad=bad,
         total=total,
         hint=f"all of them are in {quarantine}; mend the data or raise quarantine_threshold; nothing was published",
     )
+
+
+def worst_reasons(quarantine: Path, most: int = _WORST) -> list[tuple[str, int, str]]:
+    """The columns with the most refused rows: name ("whole row" for none), rows, and the first of them in words."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    with pq.ParquetFile(quarantine) as file:
+        for batch in file.iter_batches():
+            column = batch.column("column")
+            for found in pc.value_counts(column).to_pylist():
+                counts[found["values"]] += found["counts"]
+                if found["values"] not in examples:
+                    row = batch.slice(pc.index(column, found["values"]).as_py(), 1).to_pylist()[0]
+                    examples[found["values"]] = _told(row)
+    worst = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
+    return [(column or "whole row", count, examples[column]) for column, count in worst]
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    at = f" row {row['row']}" if row["row"] is not None else ""
+    column = f" column {row['column']}" if row["column"] else ""
+    return f"{row['file']}{at}{column}: {row['reason']}"
