@@ -146,7 +146,7 @@ def test_a_manifest_without_a_place_has_no_folder(dataset):
     with pytest.raises(ValueError, match="path must be set"):
         _ = dataclasses.replace(dataset, path=None).folder
     with pytest.raises(ValueError, match="split must be one of"):
-        dataset.split("test")
+        dataset.split("dev")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1}', '{"version": 9}'])

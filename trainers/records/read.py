@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.records.errors import DatasetCorrupt, InvalidOption
+from trainers.records.evolution import BREAKING, SchemaBreaks, compare, stored_as, widen
 from trainers.records.frames import find_damage
 from trainers.records.manifest import SPLITS, Manifest, Shard
 from trainers.records.schema import MISSING_VALUES, Feature, Schema
@@ -35,23 +36,35 @@ _INTERLEAVED = 8  # files read by turns when shuffling
 class RecordsDataset:
     """A dataset that `prepare` published."""
 
-    def __init__(self, manifest: Manifest, schema: Schema) -> None:
+    def __init__(self, manifest: Manifest, schema: Schema, stored: Schema | None = None) -> None:
+        """`schema` is what tensors are wanted as, `stored` what the records hold, where that is another."""
         self.manifest = manifest
         self.schema = schema
+        self.stored = schema if stored is None else stored
 
     @classmethod
-    def open(cls, manifest: str | Path, *, verify: bool | None = None) -> RecordsDataset:
+    def open(
+        cls, manifest: str | Path, *, verify: bool | None = None, schema: Schema | str | Path | None = None
+    ) -> RecordsDataset:
         """Open a dataset by the path or file:// URI of its manifest or folder.
 
         The shards' sizes are always compared with the manifest, since TensorFlow does not notice a file that
         was cut between two records. `verify` says whether checksums are too; by default they are for datasets
-        of up to 256 MB. Raises DatasetMissing or DatasetCorrupt.
+        of up to 256 MB. With a newer `schema` (or its file's path) an older dataset is read as that has it,
+        defaults filled in; see records.evolution. Raises DatasetMissing, DatasetCorrupt or SchemaBreaks.
         """
         found = Manifest.load(manifest)
         if verify is None:
             verify = sum(shard.bytes for shard in found.shards) <= _CHECKSUM_UP_TO
         found.verify(checksums=verify)
-        return cls(found, found.schema())
+        stored = found.schema()
+        if schema is None:
+            return cls(found, stored)
+        newer = schema if isinstance(schema, Schema) else Schema.load(schema)
+        evolution = compare(stored, newer)
+        if evolution.verdict == BREAKING:
+            raise SchemaBreaks(evolution)
+        return cls(found, newer, stored)
 
     @property
     def label(self) -> str:
@@ -73,7 +86,7 @@ class RecordsDataset:
         Lists of any length are RaggedFeatures; optional features get a default where they are missing: NaN,
         -1, "" (see schema.MISSING_VALUES).
         """
-        return {feature.name: _feature_spec(feature) for feature in self.schema}
+        return {feature.name: _feature_spec(stored_as(feature, self.stored)) for feature in self.schema}
 
     def decode(self, parsed: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Turn what `parse_example` gives for a batch into what a model takes; the same in training and export.
@@ -83,7 +96,7 @@ class RecordsDataset:
         """
         import tensorflow as tf
 
-        out = dict(parsed)
+        out = widen(parsed, self.stored, self.schema)
         for feature in self.schema:
             if feature.encoding == "raw" and feature.name in out:
                 pixels = tf.io.decode_raw(out[feature.name], tf.uint8)
@@ -277,6 +290,6 @@ def _feature_spec(feature: Feature) -> Any:
     shape = [] if feature.encoding == "raw" else list(feature.shape)
     if feature.presence == "required":
         return tf.io.FixedLenFeature(shape, dtype)
-    default = MISSING_VALUES[feature.type]
+    default = MISSING_VALUES[feature.type] if feature.default is None else feature.default
     values = [default] * feature.size
     return tf.io.FixedLenFeature(shape, dtype, default_value=values if shape else default)
