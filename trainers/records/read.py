@@ -6,21 +6,26 @@
 
 Parsing is what reading costs, and it is cheap by the batch: `parse_example` on 1,024 records is ten times as
 fast as on each of them. TensorFlow is imported when tensors are asked for, not before.
+
+An order is a function of seed, epoch and share, so reading can go on where it stopped: `start` batches later.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.records.errors import DatasetCorrupt, InvalidOption
 from trainers.records.evolution import BREAKING, SchemaBreaks, compare, stored_as, widen
 from trainers.records.frames import find_damage
-from trainers.records.manifest import SPLITS, Manifest, Shard
+from trainers.records.manifest import SPLITS, Manifest, Shard, sha256_of_file
+from trainers.records.salvage import Salvage, salvage
 from trainers.records.schema import MISSING_VALUES, Feature, Schema
+from trainers.records.shares import Share, share_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -31,20 +36,35 @@ _CHECKSUM_UP_TO = 256 << 20  # bytes whose checksums are compared without being 
 _SHUFFLE_RECORDS = 65_536
 _SHUFFLE_BYTES = 256 << 20
 _INTERLEAVED = 8  # files read by turns when shuffling
+_COMPRESSED_TO = 4  # records may be as many times as large as their shards
+_ON_CORRUPT = ("error", "skip")
 
 
 class RecordsDataset:
-    """A dataset that `prepare` published."""
+    """A dataset that `prepare` published.
 
-    def __init__(self, manifest: Manifest, schema: Schema, stored: Schema | None = None) -> None:
+    `skipped` counts the records that were passed over, by shard: always empty unless it was opened to skip.
+    """
+
+    def __init__(
+        self, manifest: Manifest, schema: Schema, stored: Schema | None = None, *, on_corrupt: str = "error"
+    ) -> None:
         """`schema` is what tensors are wanted as, `stored` what the records hold, where that is another."""
         self.manifest = manifest
         self.schema = schema
         self.stored = schema if stored is None else stored
+        self.on_corrupt = on_corrupt
+        self.skipped: dict[str, int] = {}
+        self._salvaged: dict[str, Salvage | None] = {}
 
     @classmethod
     def open(
-        cls, manifest: str | Path, *, verify: bool | None = None, schema: Schema | str | Path | None = None
+        cls,
+        manifest: str | Path,
+        *,
+        verify: bool | None = None,
+        schema: Schema | str | Path | None = None,
+        on_corrupt: str = "error",
     ) -> RecordsDataset:
         """Open a dataset by the path or file:// URI of its manifest or folder.
 
@@ -52,19 +72,26 @@ class RecordsDataset:
         was cut between two records. `verify` says whether checksums are too; by default they are for datasets
         of up to 256 MB. With a newer `schema` (or its file's path) an older dataset is read as that has it,
         defaults filled in; see records.evolution. Raises DatasetMissing, DatasetCorrupt or SchemaBreaks.
+
+        `on_corrupt="skip"` reads what is whole of damaged shards, and counts the rest in `skipped`. Shards are
+        then looked through when a split of theirs is first asked for. Of a damaged shard that is compressed,
+        nothing is read.
         """
+        if on_corrupt not in _ON_CORRUPT:
+            raise InvalidOption("on_corrupt", f"be one of {', '.join(_ON_CORRUPT)}", on_corrupt)
         found = Manifest.load(manifest)
-        if verify is None:
-            verify = sum(shard.bytes for shard in found.shards) <= _CHECKSUM_UP_TO
-        found.verify(checksums=verify)
+        if on_corrupt == "error":
+            if verify is None:
+                verify = sum(shard.bytes for shard in found.shards) <= _CHECKSUM_UP_TO
+            found.verify(checksums=verify)
         stored = found.schema()
         if schema is None:
-            return cls(found, stored)
+            return cls(found, stored, on_corrupt=on_corrupt)
         newer = schema if isinstance(schema, Schema) else Schema.load(schema)
         evolution = compare(stored, newer)
         if evolution.verdict == BREAKING:
             raise SchemaBreaks(evolution)
-        return cls(found, newer, stored)
+        return cls(found, newer, stored, on_corrupt=on_corrupt)
 
     @property
     def label(self) -> str:
@@ -73,12 +100,14 @@ class RecordsDataset:
 
     def count(self, split: str, *, shard: tuple[int, int] = (0, 1)) -> int:
         """Records of a split, or of one worker's share of it."""
-        index, workers = _checked_shard(shard)
-        files = self._files(split)
-        total = sum(file.records for file in files)
-        if workers <= len(files):
-            return sum(file.records for file in files[index::workers])
-        return (total - index + workers - 1) // workers
+        return share_of(self._files(split), shard).records
+
+    def batches(
+        self, split: str, batch_size: int, *, shard: tuple[int, int] = (0, 1), drop_remainder: bool = False
+    ) -> int:
+        """Batches of an epoch: what `start` counts."""
+        count = self.count(split, shard=shard)
+        return count // batch_size if drop_remainder else -(-count // batch_size)
 
     def feature_spec(self) -> dict[str, Any]:
         """What `tf.io.parse_example` takes for these records.
@@ -120,6 +149,7 @@ class RecordsDataset:
         shard: tuple[int, int] = (0, 1),
         drop_remainder: bool = False,
         cache: bool = False,
+        start: int = 0,
     ) -> tf.data.Dataset:
         """Batches of a split as dicts of tensors, in the order of the files unless shuffled.
 
@@ -130,13 +160,16 @@ class RecordsDataset:
                 every workers-th record. Shares never overlap and leave nothing out.
             cache: parse once and hold all rows of the share in memory; rows are shuffled after the cache, all
                 of them, not within a window.
+            start: batches to leave out, over all epochs: after n batches of a dataset, the same one with
+                start=n gives what would have come next. Costs at most an epoch of reading without parsing;
+                needs the seed when shuffled.
 
         Raises InvalidOption for a share that has no record, or fewer than a whole batch when remainders are
         dropped: such a dataset would be empty, or never give anything when repeated.
         """
         import tensorflow as tf
 
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if not _is_count(batch_size) or not batch_size:
             raise InvalidOption("batch_size", "be a whole number above 0", batch_size)
         count = self.count(split, shard=shard)
         if not count:
@@ -145,17 +178,21 @@ class RecordsDataset:
             raise InvalidOption(
                 "batch_size", f"be at most the {count} records of shard {shard} of split {split}", batch_size
             )
-        seed = secrets.randbits(31) if seed is None else seed
-        if cache:
-            data = self._cached(
-                split, shard, count, batch_size, seed if shuffle else None, drop_remainder, repeat
-            )
-        else:
-            data = self._records(split, shard, seed if shuffle else None)
-            data = data.batch(batch_size, drop_remainder=drop_remainder)
-            data = data.map(_plain(self.parse), num_parallel_calls=tf.data.AUTOTUNE)
-            if repeat:
-                data = data.repeat()
+        per_epoch = count // batch_size if drop_remainder else -(-count // batch_size)
+        if not _is_count(start) or (not repeat and start > per_epoch):
+            limit = "" if repeat else f" and at most the {per_epoch} batches of the epoch"
+            raise InvalidOption("start", f"be a whole number of batches of 0 or more{limit}", start)
+        if start and shuffle and seed is None:
+            raise InvalidOption("seed", "be that of the dataset to go on with, when start is given", seed)
+        if shuffle and seed is None:
+            seed = secrets.randbits(31)
+        first, offset = divmod(start, per_epoch)
+        epochs = tf.data.Dataset.counter(first) if repeat else tf.data.Dataset.range(min(first, 1), 1)
+        order = _Order(seed if shuffle else None, batch_size, drop_remainder, first, offset)
+        share = share_of(self._files(split), shard)
+        data = self._cached(share, order, epochs) if cache else self._streamed(share, order, epochs)
+        left = tf.data.INFINITE_CARDINALITY if repeat else per_epoch - start
+        data = data.apply(tf.data.experimental.assert_cardinality(left))
         options = tf.data.Options()
         # Shares are made above; a strategy that cut the files again would lose data.
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -166,9 +203,15 @@ class RecordsDataset:
         """Around a loop over batches: TensorFlow's errors about broken records name the shard instead."""
         import tensorflow as tf
 
+        suspects = (
+            tf.errors.DataLossError,
+            tf.errors.NotFoundError,
+            tf.errors.InvalidArgumentError,
+            tf.errors.FailedPreconditionError,  # fewer batches than there should be
+        )
         try:
             yield
-        except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as e:
+        except suspects as e:
             damage = self.damage()
             if damage is None:
                 raise
@@ -180,7 +223,7 @@ class RecordsDataset:
             path = self.manifest.folder / shard.file
             if not path.exists():
                 return DatasetCorrupt(str(path), "is not there, though its manifest names it")
-            found = find_damage(path)
+            found = find_damage(path, self._compression)
             if found is not None:
                 return DatasetCorrupt(
                     str(path), f"is damaged at record {found.record}, byte {found.offset}: {found.problem}"
@@ -191,73 +234,150 @@ class RecordsDataset:
             return e
         return None
 
+    @property
+    def _compression(self) -> str:
+        return str(self.manifest.options.get("compression", ""))
+
     def _files(self, split: str) -> list[Shard]:
         if split not in SPLITS:
             raise InvalidOption("split", f"be one of {', '.join(SPLITS)}", split)
-        return [shard for shard in self.manifest.split(split) if shard.records]
+        shards = list(self.manifest.split(split))
+        return shards if self.on_corrupt == "error" else [self._whole(shard) for shard in shards]
 
-    def _records(self, split: str, shard: tuple[int, int], seed: int | None) -> tf.data.Dataset:
-        """Serialised records of a worker's share; shuffled within a window when there is a seed."""
+    def _whole(self, shard: Shard) -> Shard:
+        """The shard with as many records as can be read of it; the others are counted."""
+        if shard.file not in self._salvaged:
+            path = self.manifest.folder / shard.file
+            if not path.exists():
+                raise DatasetCorrupt(str(path), "is not there, though its manifest names it")
+            found = None
+            if path.stat().st_size != shard.bytes or sha256_of_file(path) != shard.sha256:
+                found = Salvage.nothing() if self._compression else salvage(path)
+                self.skipped[shard.file] = shard.records - len(found.starts)
+            self._salvaged[shard.file] = found
+        found = self._salvaged[shard.file]
+        return shard if found is None else dataclasses.replace(shard, records=len(found.starts))
+
+    def _serialised(self, shards: Sequence[Shard]) -> tf.data.Dataset:
+        """The records of some files, one after the other."""
         import tensorflow as tf
 
-        index, workers = _checked_shard(shard)
-        files = self._files(split)
-        whole_files = workers <= len(files)
-        if whole_files:
-            files = files[index::workers]
-        paths = [str(self.manifest.folder / file.file) for file in files]
-        if seed is not None and whole_files and len(paths) > 1:
-            # By turns from several files in an order of its own each epoch: mixes far more than a window does.
-            data = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths), seed=seed)
-            data = data.interleave(
-                tf.data.TFRecordDataset, cycle_length=min(_INTERLEAVED, len(paths)), block_length=16
-            )
-        else:
-            data = tf.data.TFRecordDataset(paths)
-        if not whole_files:
-            data = data.shard(workers, index)
-        if seed is None:
-            return data
-        records = sum(file.records for file in files)
-        mean = max(1, sum(file.bytes for file in files) // records)
-        window = max(1, min(records, _SHUFFLE_RECORDS, _SHUFFLE_BYTES // mean))
-        return data.shuffle(window, seed=seed, reshuffle_each_iteration=True)
+        whole = [shard for shard in shards if self._salvaged.get(shard.file) is None]
+        data = None
+        if whole:
+            paths = [str(self.manifest.folder / shard.file) for shard in whole]
+            data = tf.data.TFRecordDataset(paths, compression_type=self._compression)
+        for shard in shards:
+            found = self._salvaged.get(shard.file)
+            if found is not None:
+                rest = _pieces(str(self.manifest.folder / shard.file), found)
+                data = rest if data is None else data.concatenate(rest)
+        return data
 
-    def _cached(
-        self,
-        split: str,
-        shard: tuple[int, int],
-        count: int,
-        batch_size: int,
-        seed: int | None,
-        drop_remainder: bool,
-        repeat: bool,
-    ) -> tf.data.Dataset:
+    def _shuffled(self, share: Share, seed: tf.Tensor) -> tf.data.Dataset:
+        """The records of a share in an order that a seed (int64 [2]) decides, mixed within a window."""
+        import tensorflow as tf
+
+        # The order is our seed's alone: a function has a seed of its own, whatever the program's is.
+        tf.random.set_seed(1)
+        whole = [shard for shard in share.shards if self._salvaged.get(shard.file) is None]
+        damaged = [shard for shard in share.shards if self._salvaged.get(shard.file) is not None]
+        if share.whole_files and len(whole) > 1:
+            # By turns from several files in an order of its own each epoch: mixes far more than a window does.
+            paths = tf.constant([str(self.manifest.folder / shard.file) for shard in whole])
+            places = tf.argsort(tf.random.stateless_uniform([len(whole)], seed))
+            data = tf.data.Dataset.from_tensor_slices(tf.gather(paths, places)).interleave(
+                _plain(lambda path: tf.data.TFRecordDataset(path, compression_type=self._compression)),
+                cycle_length=min(_INTERLEAVED, len(whole)),
+                block_length=16,
+            )
+            if damaged:
+                data = data.concatenate(self._serialised(damaged))
+        else:
+            data = self._serialised(share.shards)
+        if not share.whole_files:
+            data = data.shard(share.step, share.first)
+        mean = max(1, sum(s.bytes for s in share.shards) // sum(s.records for s in share.shards))
+        if self._compression:
+            mean *= _COMPRESSED_TO
+        window = max(1, min(share.records, _SHUFFLE_RECORDS, _SHUFFLE_BYTES // mean))
+        window_seed = tf.random.stateless_uniform([], seed, minval=0, maxval=(1 << 31) - 1, dtype=tf.int64)
+        return data.shuffle(window, seed=window_seed)
+
+    def _streamed(self, share: Share, order: _Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
+        """Batches of epochs, read from the files in each."""
+        import tensorflow as tf
+
+        def epoch(number: tf.Tensor) -> tf.data.Dataset:
+            if order.seed is None:
+                data = self._serialised(share.shards)
+                data = data if share.whole_files else data.shard(share.step, share.first)
+            else:
+                data = self._shuffled(share, tf.stack([tf.cast(order.seed, tf.int64), number]))
+            data = data.batch(order.batch_size, drop_remainder=order.drop_remainder)
+            # Batches before the start are read but never parsed.
+            return data.skip(order.skipped(number)) if order.offset else data
+
+        return epochs.flat_map(_plain(epoch)).map(_plain(self.parse), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _cached(self, share: Share, order: _Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
         """All rows as one cached element, from which each epoch gathers its batches by row number.
 
         Gathering rows of whole tensors costs a fraction of unbatching and batching them again.
         """
         import tensorflow as tf
 
-        rows = self._records(split, shard, None).batch(count).map(_plain(self.parse)).cache()
-        epochs = tf.data.Dataset.counter() if repeat else tf.data.Dataset.range(1)
+        count = share.records
+        rows = self._serialised(share.shards)
+        rows = rows if share.whole_files else rows.shard(share.step, share.first)
+        rows = rows.batch(count).map(_plain(self.parse)).cache()
 
         def epoch(everything: Mapping[str, tf.Tensor], number: tf.Tensor) -> tf.data.Dataset:
-            order = tf.range(count, dtype=tf.int64)
-            if seed is not None:
+            places = tf.range(count, dtype=tf.int64)
+            if order.seed is not None:
                 # Stateless, so that the order depends on seed and epoch and nothing else.
                 noise = tf.random.stateless_uniform(
-                    [count], seed=tf.stack([tf.cast(seed, tf.int64), number]), dtype=tf.float64
+                    [count], seed=tf.stack([tf.cast(order.seed, tf.int64), number]), dtype=tf.float64
                 )
-                order = tf.argsort(noise)
-            batches = tf.data.Dataset.from_tensor_slices(order).batch(
-                batch_size, drop_remainder=drop_remainder
+                places = tf.argsort(noise)
+            batches = tf.data.Dataset.from_tensor_slices(places).batch(
+                order.batch_size, drop_remainder=order.drop_remainder
             )
+            if order.offset:
+                batches = batches.skip(order.skipped(number))
             return batches.map(
                 _plain(lambda chosen: {k: tf.gather(v, chosen) for k, v in everything.items()})
             )
 
         return tf.data.Dataset.zip((rows.repeat(), epochs)).flat_map(_plain(epoch))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """How batches follow each other: `offset` batches of epoch `first` are left out; no seed, no shuffling."""
+
+    seed: int | None
+    batch_size: int
+    drop_remainder: bool
+    first: int
+    offset: int
+
+    def skipped(self, number: tf.Tensor) -> tf.Tensor:
+        """Batches to leave out in an epoch."""
+        import tensorflow as tf
+
+        return tf.where(number == self.first, tf.constant(self.offset, tf.int64), tf.constant(0, tf.int64))
+
+
+def _pieces(path: str, found: Salvage) -> tf.data.Dataset:
+    """The whole records of a damaged file, which is held in memory; ops only, so that any worker can run it."""
+    import tensorflow as tf
+
+    def cut(everything: tf.Tensor) -> tf.data.Dataset:
+        places = tf.data.Dataset.from_tensor_slices((tf.constant(found.starts), tf.constant(found.sizes)))
+        return places.map(_plain(lambda start, size: tf.strings.substr(everything, start, size)))
+
+    return tf.data.Dataset.from_tensors(path).map(tf.io.read_file).flat_map(_plain(cut))
 
 
 # The name that opens one.
@@ -271,11 +391,8 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def _checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
-    index, workers = shard
-    if workers < 1 or not 0 <= index < workers:
-        raise InvalidOption("shard", "be (index, workers) with 0 <= index < workers", shard)
-    return index, workers
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _feature_spec(feature: Feature) -> Any:
