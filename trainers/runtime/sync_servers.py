@@ -1,0 +1,310 @@
+"""Synchronous training on parameter servers, with backup workers.
+
+As SyncReplicasOptimizer did it for TensorFlow 1 (Chen et al. 2016): in each turn every worker works out one gradient
+from the present weights; the mean of the first N of N + B is applied on the servers, and late ones are dropped. With
+B = 0 that is training on one device with N-fold batches.
+
+    worker i, one closure for its whole life        servers, K turns a call of the chief
+    wait for a token in its own queue               take N gradients of this turn from each accumulator
+    read the turn, then the weights                 apply the mean with the optimizer
+    gradient of its next batch                      next turn; a token into every queue
+    push, stamped with the turn read
+
+Nobody asks the chief between turns, so that a turn costs no call. The stamp is read before the weights: a worker
+that is overtaken while it reads gives a gradient that is dropped, never a wrong one. A worker's second gradient in
+one turn (after a restart, say) counts as late. What the accumulators hold lives on the servers and ends with the
+chief: a new chief makes new ones under new names, and restores the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainers.runtime.aggregation import GradientCatcher, Gradients
+from trainers.runtime.checkpoints import not_finite
+from trainers.runtime.loop import LeftEarly, Loop
+from trainers.runtime.steps import StepSize, trainable_parts
+from trainers.runtime.strategies import SetUp
+
+__all__ = ["Board", "SyncServers", "train_in_turns"]
+
+log = logging.getLogger(__name__)
+
+_SERVER = "/job:ps/replica:0/task:0/device:CPU:0"  # where turns are counted and queues are
+_FOREVER = 1 << 30
+_TOKENS = 64  # kept for a worker that does not come for them
+_lives = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Board:
+    """What the servers know of the workers: `turn` is the present one; the rest one entry a worker.
+
+    `last` is the turn of the last gradient pushed (-1: none), `pushed` how many, `seconds` what the last one took.
+    """
+
+    turn: int
+    last: Sequence[int]
+    pushed: Sequence[int]
+    seconds: Sequence[float]
+
+
+class SyncServers:
+    """The functions of a synchronous step, and what they share on the servers.
+
+    `make_step(optimizer)` makes the step of `steps.make_step` for an optimizer, real or not; `datasets` make each
+    worker's batches, one function a worker, traced here; `count` gradients make a step.
+    """
+
+    def __init__(
+        self,
+        set_up: SetUp,
+        model: Any,
+        optimizer: Any,
+        make_step: Callable[[Any], Callable[[Any], Any]],
+        datasets: Sequence[Callable[[], Any]],
+        *,
+        count: int,
+    ) -> None:
+        import tensorflow as tf
+
+        self.count = count
+        self.workers = len(datasets)
+        self._set_up = set_up
+        self._strategy = set_up.strategy
+        # The chief applies gradients itself, which TensorFlow would warn of: here that is the point.
+        self._strategy.extended._allow_run_without_coordinator = True  # noqa: SLF001
+        self._optimizer = optimizer
+        self._parts = trainable_parts(model)
+        self._life = f"trainyard-{os.getpid()}-{time.time_ns():x}-{next(_lives)}"
+        self._catcher = GradientCatcher(optimizer)
+        self._step = make_step(self._catcher)
+        with tf.device(_SERVER):
+            # Made by hand: the strategy would place them in turns, which is not where the queues are.
+            self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
+            self._board = tf.Variable(
+                [[-1.0, 0.0, 0.0]] * self.workers, dtype=tf.float64, trainable=False, name="board"
+            )
+            self._figures = tf.compat.v1.ConditionalAccumulator(
+                tf.float32, [self.workers + 2], shared_name=f"{self._life}-figures"
+            )
+        self._gradients = Gradients(self._parts, self._life)
+        self._incarnations = itertools.count()
+        self._queues: list[Any] = [None] * self.workers
+        self._datasets = [tf.function(make, autograph=False).get_concrete_function() for make in datasets]
+        self._work = tf.function(self._work_as_worker, autograph=False)
+        self._turns = tf.function(self._turns_on_servers, autograph=False)
+
+    def start(self) -> None:
+        """Give every worker its closure; it runs until the job ends, and again when its worker is back."""
+        import tensorflow as tf
+
+        coordinator = self._set_up.coordinator
+        specs = (
+            tf.data.IteratorSpec(self._datasets[0].structured_outputs.element_spec),
+            tf.TensorSpec([], tf.resource),
+            tf.TensorSpec([], tf.int32),
+        )
+        makers = (lambda i: iter(self._datasets[i]()), self._new_queue, lambda i: tf.constant(i, tf.int32))
+        self._resources = tuple(
+            _per_worker(coordinator, make, spec) for make, spec in zip(makers, specs, strict=True)
+        )
+        self._closures = [
+            coordinator.schedule(self._work, args=(*self._resources, tf.constant(_FOREVER)))
+            for _ in range(self.workers)
+        ]
+
+    def raise_errors(self) -> None:
+        """Raise what a worker's closure raised, if one did."""
+        self._set_up.coordinator.done()
+
+    def run(self, turns: int) -> tuple[float, float, list[int]]:
+        """Make so many turns: their mean loss, seconds a worker waited for data, gradients used by worker."""
+        import tensorflow as tf
+
+        with tf.device(_SERVER):
+            figures = self._turns(tf.constant(turns), list(self._queues)).numpy()
+        waited, loss, *used = figures.tolist()
+        return loss / turns, waited, [round(each) for each in used]
+
+    @property
+    def turn(self) -> int:
+        """Turns finished in this life."""
+        return int(self._turn.numpy())
+
+    def board(self) -> Board:
+        """What the servers know of the workers now."""
+        turn = self.turn
+        last, pushed, seconds = self._board.numpy().T.tolist()
+        return Board(turn, [int(t) for t in last], [int(n) for n in pushed], seconds)
+
+    # ---- what runs on workers and servers
+
+    def _new_queue(self, worker: int) -> Any:
+        """A token queue for a worker, and its first token; a new one each time that the worker comes back.
+
+        Half of a dead worker's function goes on waiting on the server, and would take its successor's tokens.
+        """
+        import tensorflow as tf
+
+        with tf.device(_SERVER):
+            queue = tf.raw_ops.FIFOQueueV2(
+                component_types=[tf.int64],
+                shapes=[[]],
+                capacity=-1,
+                container="",
+                shared_name=f"{self._life}-tokens-{worker}-{next(self._incarnations)}",
+            )
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(0, tf.int64)])
+        self._queues[worker] = queue
+        return queue
+
+    def _work_as_worker(self, iterator: Any, queue: Any, worker: Any, steps: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.while_loop(
+            lambda done: done < steps,
+            lambda done: [self._one_gradient(iterator, queue, worker, done)],
+            [tf.constant(0)],
+            parallel_iterations=1,
+        )[0]
+
+    def _one_gradient(self, iterator: Any, queue: Any, worker: Any, done: Any) -> Any:
+        import tensorflow as tf
+
+        before = tf.timestamp()
+        with tf.control_dependencies([before]):
+            batch = next(iterator)  # read while it waits for the token
+        tensors = tf.nest.flatten(batch, expand_composites=True)
+        with tf.control_dependencies(tensors):
+            waited = tf.cast(tf.timestamp() - before, tf.float32)
+        with tf.device(_SERVER):
+            # All tokens there are: a worker that was late goes on with the present turn.
+            tokens = tf.raw_ops.QueueDequeueManyV2(
+                handle=queue,
+                n=tf.maximum(tf.raw_ops.QueueSizeV2(handle=queue), 1),
+                component_types=[tf.int64],
+            )
+            with tf.control_dependencies(tokens):
+                turn = self._turn.read_value()
+                row = tf.gather(self._board.read_value(), worker)
+                fresh = tf.cast(turn, tf.float64) > row[0]
+                stamp = tf.where(fresh, turn, tf.constant(-1, tf.int64))
+        with tf.control_dependencies([stamp, *tensors]):
+            began = tf.timestamp()
+
+        def replica(batch: Any) -> Any:
+            with tf.control_dependencies([began]):
+                value = self._step(batch)
+            gradients = self._catcher.take()
+            with tf.control_dependencies([g for g in gradients if g is not None]):
+                figures = tf.stack(
+                    [waited, tf.cast(value, tf.float32), tf.cast(tf.timestamp() - began, tf.float32)]
+                )
+            pushed = self._gradients.push(gradients, stamp)
+            with tf.device(_SERVER):
+                mine = tf.one_hot(worker, self.workers, dtype=tf.float32)
+                pushed.append(
+                    self._figures.apply_grad(tf.concat([figures[:2], mine], 0), local_step=stamp)
+                )
+                with tf.control_dependencies(pushed):
+                    now = tf.stack(
+                        [tf.cast(turn, tf.float64), row[1] + 1.0, tf.cast(figures[2], tf.float64)]
+                    )
+                    self._board.scatter_nd_update([[worker]], [now])
+            return value
+
+        value = self._strategy.run(replica, args=(batch,))
+        with tf.control_dependencies([value]):
+            return done + 1
+
+    def _turns_on_servers(self, turns: Any, queues: list[Any]) -> Any:
+        import tensorflow as tf
+
+        return tf.while_loop(
+            lambda done, _: done < turns,
+            lambda done, figures: (done + 1, figures + self._one_turn(queues)),
+            (tf.constant(0), tf.zeros([self.workers + 2])),
+            parallel_iterations=1,
+        )[1]
+
+    def _one_turn(self, queues: list[Any]) -> Any:
+        import tensorflow as tf
+
+        figures = self._figures.take_grad(self.count)
+        with tf.control_dependencies([figures]):
+            gradients = self._gradients.take(self.count)
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
+        self._strategy.run(lambda: self._optimizer.apply(gradients, self._parts))
+        effects = [op for op in graph.get_operations()[known:] if op.op_def.is_stateful]
+        with tf.control_dependencies(effects):
+            turn = self._turn.assign_add(1, read_value=True)
+        for queue in queues:
+            # None for a worker that has left many lie: enqueuing nothing does nothing.
+            room = tf.cast(tf.raw_ops.QueueSizeV2(handle=queue) < _TOKENS, tf.int32)
+            with tf.control_dependencies([turn]):
+                tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[tf.fill([room], turn)])
+        # The mean of ones for each worker that took part: who did, whatever their number.
+        return tf.concat([figures[:2], tf.cast(figures[2:] > 0, tf.float32)], 0)
+
+
+def _per_worker(coordinator: Any, make: Callable[[int], Any], spec: Any) -> Any:
+    """A value for each worker, `make(i)` called again whenever worker i comes back.
+
+    TensorFlow has this for datasets alone, and with one function for all workers.
+    """
+    import tensorflow as tf
+
+    values = []
+    for worker in coordinator._cluster.workers:  # noqa: SLF001
+        value = worker.create_resource(lambda i=worker.worker_index: make(i))
+        value._type_spec = spec  # noqa: SLF001
+        values.append(value)
+    return tf.distribute.experimental.coordinator.PerWorkerValues(values)
+
+
+def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
+    """Train from `step` to the target synchronously; the number of finished steps.
+
+    A turn waits for its gradients as long as it takes, and the launcher's stall watch with it: a worker that died
+    comes back meanwhile. Raises NotFinite for a loss that is NaN or infinite, what a worker's closure raised, and
+    LeftEarly after the checkpoint when asked to leave.
+    """
+    size = StepSize(most=500)
+    first = True
+    begin = step
+    servers.start()
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="turns") as pool:
+        try:
+            while step < loop.target:
+                k = min(1 if first else size.value, loop.target - step, loop.every.room(step))
+                began = loop.clock()
+                turns = pool.submit(servers.run, k)
+                while not concurrent.futures.wait([turns], timeout=0.1).done:
+                    servers.raise_errors()
+                    _leave_while_waiting(loop, servers, begin)
+                loss, waited, used = turns.result()
+                took = loop.clock() - began
+                if not math.isfinite(loss):
+                    raise not_finite("loss", step + k)
+                step += k
+                if first:
+                    loop.started()  # the first call also traced: its time says nothing
+                else:
+                    size.measured(took / k)
+                first = False
+                loop.progress.advance(k, loss, waited, took)
+                loop.after(step, leave=loop.stop.is_set())
+        finally:
+            pool.shutdown(wait=False)
+    loop.save(step)
+    return step
