@@ -15,7 +15,7 @@ import pytest
 from trainers.job import labels
 from trainers.job.plan import Cluster, Plan, make_plan
 from trainers.job.record import JobRecord
-from trainers.job.spec import Budgets, RestartPolicy, Strategy, TrainingJob, standard_roles
+from trainers.job.spec import Budgets, RestartPolicy, Strategy, Success, TrainingJob, standard_roles
 from trainers.lean import import_tensorflow
 from trainers.models.digits_raw import write_raw
 from trainers.records.build import prepare
@@ -55,6 +55,7 @@ class Jobs:
         budgets: Mapping[str, float] | None = None,
         caps: Mapping[str, int] | None = None,
         evaluator: bool = False,
+        success: Success | None = None,
         **args: Any,
     ) -> Plan:
         """The plan of a new job, recorded."""
@@ -67,6 +68,7 @@ class Jobs:
             strategy=kind,
             budgets=Budgets(**(budgets or {})),
             restart=RestartPolicy(caps or {}),
+            success=success or Success(),
             inputs={"records": str(self.manifest)} if self.manifest else {},
             output=str(self.folder / name),
         )

@@ -20,7 +20,7 @@ from trainers.job import labels, termination
 from trainers.job.failures import Failure, FailureClass, exit_code_of
 from trainers.job.plan import Plan
 from trainers.job.record import Heartbeat, JobRecord, JobState
-from trainers.job.spec import RoleKind
+from trainers.job.spec import RoleKind, Success
 from trainers.runtime import launcher as launcher_module
 from trainers.runtime.launcher import Launcher
 from trainers.runtime.process import Child
@@ -469,10 +469,10 @@ def test_a_launcher_without_a_place_says_so(
     assert reason in failure.reason
 
 
-def test_what_is_not_there_yet_ends_the_job(
+def test_what_can_not_run_ends_the_job(
     jobs: Any, termination_log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = jobs.plan(strategy={"kind": "parameter_server", "sync": True}, workers=1, ps=1)
+    plan = jobs.plan(success=Success("all_workers"))
     for key, value in plan.replica(RoleKind.CHIEF, 0).env.items():
         monkeypatch.setenv(key, value)
     before = signal.getsignal(signal.SIGTERM)
@@ -483,4 +483,4 @@ def test_what_is_not_there_yet_ends_the_job(
     outcome = JobRecord.open(plan.job.output).outcome()
     assert outcome is not None
     assert outcome.failure is not None
-    assert outcome.failure.reason == "a synchronous parameter_server is not there yet"
+    assert "success rule all_workers" in outcome.failure.reason

@@ -23,13 +23,14 @@ from trainers.job.failures import FailureClass
 from trainers.job.record import Heartbeat, JobRecord
 from trainers.job.spec import RoleKind, Strategy, Success, TrainingJob, standard_roles
 from trainers.runtime import loopback
+from trainers.runtime.async_servers import train_on_servers
 from trainers.runtime.blame import blame, user_traceback
 from trainers.runtime.checkpoints import NotFinite
 from trainers.runtime.context import context_of
 from trainers.runtime.datasets import NoRecords, make_dataset, model_features, open_records
 from trainers.runtime.heartbeat import Progress, Pulse
 from trainers.runtime.logs import LogPump
-from trainers.runtime.loop import CheckpointEvery, LeftEarly, Loop, train_on_servers
+from trainers.runtime.loop import CheckpointEvery, LeftEarly, Loop
 from trainers.runtime.module import UnusableTrainer, load_module
 from trainers.runtime.steps import StepSize, model_inputs
 from trainers.runtime.strategies import SetUp, UnsupportedJob, check_supported, drives_steps, wait_for_servers
@@ -294,7 +295,6 @@ def test_no_records_and_no_dataset(jobs: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"strategy": Strategy("parameter_server", sync=True)}, "synchronous parameter_server"),
         ({"success": Success("all_workers")}, "success rule all_workers"),
     ],
 )

@@ -71,7 +71,8 @@ class Heartbeat:
     """A replica's sign of life.
 
     `step` and `target` count finished and asked steps; `examples_per_s` is of the whole job; `loss` the latest
-    mean; `input_wait` the share of time spent waiting for data, 0 to 1; `eta_s` seconds; `at` epoch seconds.
+    mean; `input_wait` the share of time spent waiting for data, 0 to 1; `eta_s` seconds; `gradients_dropped` those
+    that came too late for a synchronous step; `at` epoch seconds.
     """
 
     role: str
@@ -86,6 +87,7 @@ class Heartbeat:
     loss: float | None = None
     input_wait: float | None = None
     eta_s: float | None = None
+    gradients_dropped: int | None = None
     at: float = 0.0
 
     @property

@@ -16,32 +16,9 @@ from typing import Any
 
 from trainers.runtime.steps import plain_variable
 
-__all__ = ["GradientCatcher", "Gradients"]
+__all__ = ["Gradients"]
 
 _SMALL_BYTES = 64 << 10  # variables up to this size travel together
-
-
-class GradientCatcher:
-    """Stands in for an optimizer in a worker's step: keeps the gradients instead of applying them.
-
-    Everything else (the scaling of the loss, say) is the optimizer's own.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._caught: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
-
-    def apply(self, gradients: Sequence[Any], _variables: Any = None) -> None:
-        """Keep the gradients."""
-        self._caught = list(gradients)
-
-    def take(self) -> list[Any]:
-        """The gradients of the step that was traced last."""
-        caught, self._caught = self._caught, []
-        return caught
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ from trainers.job.checks import check
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
 from trainers.job.training_args import SCALINGS
 
-__all__ = ["DEFAULT_STEPS", "TrainerContext", "context_of"]
+__all__ = ["DEFAULT_STEPS", "TrainerContext", "context_of", "worker_context"]
 
 DEFAULT_STEPS = 1000
 
@@ -23,7 +23,8 @@ class TrainerContext:
 
     `batch_size` is of one step of one replica (one device's, where a replica has several). `shard` is the
     (index, count) share of the data that this replica must read: workers of an asynchronous parameter server
-    each read all of it, in orders of their own. `steps` are those of the whole job; training begins at
+    each read all of it, in orders of their own; with `sync`,
+    worker i of n has (i, n). `steps` are those of the whole job; training begins at
     `start_step`, which is above 0 after a restart. `replicas` maps each role to its count.
     """
 
@@ -39,6 +40,7 @@ class TrainerContext:
     shard: tuple[int, int] = (0, 1)
     steps: int = DEFAULT_STEPS
     start_step: int = 0
+    sync: bool = False
 
     def __post_init__(self) -> None:
         check(self.batch_size >= 1, "batch_size", "be a whole number of 1 or more", self.batch_size)
@@ -72,7 +74,7 @@ class TrainerContext:
         Workers of an asynchronous parameter server run one traced function; there it is a tensor that each
         draws for itself, or all would train on the same batches in the same order.
         """
-        if self.strategy == StrategyKind.PARAMETER_SERVER.value:
+        if self.strategy == StrategyKind.PARAMETER_SERVER.value and not self.sync:
             import tensorflow as tf
 
             # Seeds of 0 and 0 mean chance, whatever the global seed.
@@ -94,6 +96,9 @@ def context_of(job: TrainingJob, role: RoleKind, index: int, *, devices: int = 1
     if kind is StrategyKind.MULTI_WORKER:
         peers = job.replicas(RoleKind.CHIEF) + job.replicas(RoleKind.WORKER)
         shard = (0 if role is RoleKind.CHIEF else index + job.replicas(RoleKind.CHIEF), peers)
+    if job.strategy.sync:
+        peers = job.replicas(RoleKind.WORKER) - job.strategy.backup_workers
+        shard = (index, job.replicas(RoleKind.WORKER)) if role is RoleKind.WORKER else shard
     return TrainerContext(
         job=job.name,
         hparams=job.args,
@@ -102,8 +107,17 @@ def context_of(job: TrainingJob, role: RoleKind, index: int, *, devices: int = 1
         index=index,
         replicas={r.kind.value: r.replicas for r in job.roles},
         batch_size=int(job.args.get("batch_size", 32)),
-        synchronous_replicas=peers * devices if kind in _SYNCHRONOUS else 1,
+        synchronous_replicas=peers * devices if kind in _SYNCHRONOUS or job.strategy.sync else 1,
         seed=job.args.get("seed"),
         steps=int(job.args.get("steps", DEFAULT_STEPS)),
         shard=shard,
+        sync=job.strategy.sync,
     )
+
+
+def worker_context(chief: TrainerContext, index: int, workers: int) -> TrainerContext:
+    """The context of worker `index` of `workers`, for a chief that makes the workers' datasets.
+
+    `workers` are those that take part: when one is left out, the others read its share too.
+    """
+    return dataclasses.replace(chief, role=RoleKind.WORKER.value, index=index, shard=(index, workers))

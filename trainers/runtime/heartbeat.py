@@ -32,6 +32,9 @@ class Progress:
         self.loss: float | None = None
         self.trained_steps = 0
         self.examples_per_step = examples_per_step
+        # Of a synchronous parameter_server, in this life of its chief.
+        self.gradients_used: int | None = None
+        self.gradients_dropped: int | None = None
         self._clock = clock
         self._lock = threading.Lock()
         self._rate: float | None = None  # steps a second
@@ -78,6 +81,7 @@ class Progress:
                 "loss": self.loss,
                 "examples_per_s": round(rate * self.examples_per_step, 1) if rate else None,
                 "input_wait": round(self._wait, 4) if self._wait is not None else None,
+                "gradients_dropped": self.gradients_dropped,
                 "eta_s": round((self.target - self.step) / rate, 1) if rate else None,
             }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -14,18 +15,20 @@ from trainers.job.errors import ConfigError
 from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
+from trainers.runtime.async_servers import train_on_servers
 from trainers.runtime.building import Training, build_training
 from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_weights
-from trainers.runtime.context import DEFAULT_STEPS, TrainerContext, context_of
+from trainers.runtime.context import DEFAULT_STEPS, TrainerContext, context_of, worker_context
 from trainers.runtime.datasets import make_dataset, open_records
 from trainers.runtime.heartbeat import Progress, Pulse
 from trainers.runtime.lean import import_tensorflow
-from trainers.runtime.loop import CheckpointEvery, Loop, train_in_graph, train_on_servers
+from trainers.runtime.loop import CheckpointEvery, Loop, train_in_graph
 from trainers.runtime.loopback import bind_loopback_only, check_listeners
 from trainers.runtime.module import TrainerModule, load_module
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION
-from trainers.runtime.steps import make_run
+from trainers.runtime.steps import make_run, trainable_parts
 from trainers.runtime.strategies import SetUp, check_supported, set_up
+from trainers.runtime.sync_servers import SyncServers, train_in_turns
 from trainers.runtime.tracking import Spool
 
 __all__ = ["Phases", "train"]
@@ -201,12 +204,27 @@ class _Run:
 
         import tensorflow as tf
 
-        def data() -> Any:
+        def data(ctx: TrainerContext = ctx) -> Any:
             return make_dataset(module, model, records, ctx)
 
         if module.make_dataset is None:
             data = tf.autograph.experimental.do_not_convert(data)
 
+        if self.job.strategy.sync:
+            # Each worker reads a share of its own, so each has a dataset of its own.
+            shares = [
+                functools.partial(data, worker_context(ctx, i, connected.workers))
+                for i in range(connected.workers)
+            ]
+            servers = SyncServers(
+                connected,
+                trainable_parts(model),
+                training.gradients,
+                training.apply,
+                shares,
+                count=ctx.synchronous_replicas,
+            )
+            return loop, step, servers
         return loop, step, _batches(connected, self.job.strategy.kind, data)
 
     def _started(self) -> None:
@@ -243,6 +261,9 @@ class _Run:
         metrics = {"steps": float(step)}
         if self.progress.loss is not None:
             metrics["loss"] = self.progress.loss
+        for name in ("gradients_used", "gradients_dropped"):
+            if (count := getattr(self.progress, name)) is not None:
+                metrics[name] = float(count)
         if self.progress.trained_steps and train_seconds > 0:
             metrics["examples_per_s"] = round(
                 self.progress.trained_steps * ctx.global_batch / train_seconds, 1
@@ -253,6 +274,8 @@ class _Run:
 def _run_loop(loop: Loop, connected: SetUp, iterator: Any, step: int) -> int:
     if step >= loop.target:
         return step  # it was done but for saying so
+    if isinstance(iterator, SyncServers):
+        return train_in_turns(loop, iterator, step)
     if connected.coordinator is not None:
         return train_on_servers(loop, connected, iterator, step)
     return train_in_graph(loop, iterator, step)

@@ -31,7 +31,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-# Names of the strategies that run, for a form to offer; a synchronous parameter_server does not yet.
+# Names of the strategies, for a form to offer.
 SUPPORTED: tuple[str, ...] = tuple(kind.value for kind in StrategyKind)
 
 _SHARD_BYTES = 256 << 10  # variables above this are cut over the parameter servers
@@ -45,11 +45,6 @@ class UnsupportedJob(ConfigError):
 
 def check_supported(job: TrainingJob) -> None:
     """Raise UnsupportedJob for a job that could be written down but not run."""
-    if job.strategy.kind is StrategyKind.PARAMETER_SERVER and job.strategy.sync:
-        raise UnsupportedJob(
-            "a synchronous parameter_server is not there yet",
-            hint="use parameter_server (asynchronous), or multi_worker for synchronous training",
-        )
     if job.success.rule != "chief":
         raise UnsupportedJob(f"success rule {job.success.rule} is not there yet", hint="use rule chief")
 
@@ -172,9 +167,11 @@ def _parameter_server(
 def _needed_workers(job: TrainingJob, met_before: bool) -> int:
     role = job.role(RoleKind.WORKER)
     assert role is not None
-    if role.min_replicas is not None:
-        return role.min_replicas
-    return 1 if met_before else role.replicas
+    needed = role.min_replicas
+    if needed is None:
+        needed = 1 if met_before else role.replicas
+    # A synchronous step waits for so many, however long.
+    return max(needed, role.replicas - job.strategy.backup_workers) if job.strategy.sync else needed
 
 
 def wait_for_servers(

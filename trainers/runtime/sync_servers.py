@@ -28,10 +28,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainers.runtime.aggregation import GradientCatcher, Gradients
+from trainers.runtime.aggregation import Gradients
 from trainers.runtime.checkpoints import not_finite
 from trainers.runtime.loop import LeftEarly, Loop
-from trainers.runtime.steps import StepSize, trainable_parts
+from trainers.runtime.steps import StepSize
 from trainers.runtime.strategies import SetUp
 
 __all__ = ["Board", "SyncServers", "train_in_turns"]
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _SERVER = "/job:ps/replica:0/task:0/device:CPU:0"  # where turns are counted and queues are
 _FOREVER = 1 << 30
 _TOKENS = 64  # kept for a worker that does not come for them
+_PATIENCE = 2.0  # seconds that a call may take before it is looked at whether it waits for somebody
 _lives = itertools.count()
 
 
@@ -60,16 +61,16 @@ class Board:
 class SyncServers:
     """The functions of a synchronous step, and what they share on the servers.
 
-    `make_step(optimizer)` makes the step of `steps.make_step` for an optimizer, real or not; `datasets` make each
-    worker's batches, one function a worker, traced here; `count` gradients make a step.
+    `gradients` and `apply` are those of `steps`, for the variables `parts`; `datasets` make each worker's batches,
+    one function a worker, traced here; `count` gradients make a step.
     """
 
     def __init__(
         self,
         set_up: SetUp,
-        model: Any,
-        optimizer: Any,
-        make_step: Callable[[Any], Callable[[Any], Any]],
+        parts: Sequence[Any],
+        gradients: Callable[[Any], tuple[Any, list[Any]]],
+        apply: Callable[[list[Any]], None],
         datasets: Sequence[Callable[[], Any]],
         *,
         count: int,
@@ -81,24 +82,25 @@ class SyncServers:
         self._set_up = set_up
         self._strategy = set_up.strategy
         # The chief applies gradients itself, which TensorFlow would warn of: here that is the point.
-        self._strategy.extended._allow_run_without_coordinator = True  # noqa: SLF001
-        self._optimizer = optimizer
-        self._parts = trainable_parts(model)
+        self._strategy.extended._allow_run_without_coordinator = True
+        self._gradients_of = gradients
+        self._apply = apply
         self._life = f"trainyard-{os.getpid()}-{time.time_ns():x}-{next(_lives)}"
-        self._catcher = GradientCatcher(optimizer)
-        self._step = make_step(self._catcher)
         with tf.device(_SERVER):
             # Made by hand: the strategy would place them in turns, which is not where the queues are.
             self._turn = tf.Variable(0, dtype=tf.int64, trainable=False, name="turn")
+            self._begun = tf.Variable(0, dtype=tf.int64, trainable=False, name="begun")
+            self._pause = tf.Variable(False, trainable=False, name="pause")
             self._board = tf.Variable(
                 [[-1.0, 0.0, 0.0]] * self.workers, dtype=tf.float64, trainable=False, name="board"
             )
             self._figures = tf.compat.v1.ConditionalAccumulator(
                 tf.float32, [self.workers + 2], shared_name=f"{self._life}-figures"
             )
-        self._gradients = Gradients(self._parts, self._life)
+        self._gradients = Gradients(parts, self._life)
         self._incarnations = itertools.count()
-        self._queues: list[Any] = [None] * self.workers
+        self._queues = [self._new_queue(worker) for worker in range(self.workers)]
+        self._handed = [False] * self.workers
         self._datasets = [tf.function(make, autograph=False).get_concrete_function() for make in datasets]
         self._work = tf.function(self._work_as_worker, autograph=False)
         self._turns = tf.function(self._turns_on_servers, autograph=False)
@@ -113,7 +115,7 @@ class SyncServers:
             tf.TensorSpec([], tf.resource),
             tf.TensorSpec([], tf.int32),
         )
-        makers = (lambda i: iter(self._datasets[i]()), self._new_queue, lambda i: tf.constant(i, tf.int32))
+        makers = (lambda i: iter(self._datasets[i]()), self._queue_of, lambda i: tf.constant(i, tf.int32))
         self._resources = tuple(
             _per_worker(coordinator, make, spec) for make, spec in zip(makers, specs, strict=True)
         )
@@ -126,33 +128,40 @@ class SyncServers:
         """Raise what a worker's closure raised, if one did."""
         self._set_up.coordinator.done()
 
-    def run(self, turns: int) -> tuple[float, float, list[int]]:
-        """Make so many turns: their mean loss, seconds a worker waited for data, gradients used by worker."""
+    def run(self, turns: int) -> tuple[int, float, float, list[int]]:
+        """Make so many turns, or fewer after `pause`.
+
+        Returns how many, their mean loss, the seconds that a worker waited for data in them, and how many
+        gradients of each worker were used.
+        """
         import tensorflow as tf
 
+        self._pause.assign(False)
         with tf.device(_SERVER):
-            figures = self._turns(tf.constant(turns), list(self._queues)).numpy()
-        waited, loss, *used = figures.tolist()
-        return loss / turns, waited, [round(each) for each in used]
+            done, figures = self._turns(tf.constant(turns), list(self._queues))
+        waited, loss, *used = figures.numpy().tolist()
+        done = int(done)
+        return done, loss / done, waited, [round(each) for each in used]
 
-    @property
-    def turn(self) -> int:
-        """Turns finished in this life."""
-        return int(self._turn.numpy())
+    def pause(self) -> None:
+        """Have the present call of `run` end with its turn."""
+        self._pause.assign(True)
+
+    def at_rest(self) -> int | None:
+        """Turns finished in this life; None while the weights are being changed."""
+        done = int(self._turn.numpy())
+        return done if int(self._begun.numpy()) == done else None
 
     def board(self) -> Board:
         """What the servers know of the workers now."""
-        turn = self.turn
+        turn = int(self._turn.numpy())
         last, pushed, seconds = self._board.numpy().T.tolist()
         return Board(turn, [int(t) for t in last], [int(n) for n in pushed], seconds)
 
     # ---- what runs on workers and servers
 
     def _new_queue(self, worker: int) -> Any:
-        """A token queue for a worker, and its first token; a new one each time that the worker comes back.
-
-        Half of a dead worker's function goes on waiting on the server, and would take its successor's tokens.
-        """
+        """A token queue for a worker, with a first token in it."""
         import tensorflow as tf
 
         with tf.device(_SERVER):
@@ -164,8 +173,18 @@ class SyncServers:
                 shared_name=f"{self._life}-tokens-{worker}-{next(self._incarnations)}",
             )
             tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(0, tf.int64)])
-        self._queues[worker] = queue
         return queue
+
+    def _queue_of(self, worker: int) -> Any:
+        """The queue that a worker shall use: a new one whenever it comes back.
+
+        Half of a dead worker's function goes on waiting on the server, and would take its successor's tokens.
+        """
+        if self._handed[worker]:
+            self._queues[worker] = self._new_queue(worker)
+            self.pause()  # the present call knows the old one
+        self._handed[worker] = True
+        return self._queues[worker]
 
     def _work_as_worker(self, iterator: Any, queue: Any, worker: Any, steps: Any) -> Any:
         import tensorflow as tf
@@ -203,8 +222,7 @@ class SyncServers:
 
         def replica(batch: Any) -> Any:
             with tf.control_dependencies([began]):
-                value = self._step(batch)
-            gradients = self._catcher.take()
+                value, gradients = self._gradients_of(batch)
             with tf.control_dependencies([g for g in gradients if g is not None]):
                 figures = tf.stack(
                     [waited, tf.cast(value, tf.float32), tf.cast(tf.timestamp() - began, tf.float32)]
@@ -212,13 +230,9 @@ class SyncServers:
             pushed = self._gradients.push(gradients, stamp)
             with tf.device(_SERVER):
                 mine = tf.one_hot(worker, self.workers, dtype=tf.float32)
-                pushed.append(
-                    self._figures.apply_grad(tf.concat([figures[:2], mine], 0), local_step=stamp)
-                )
+                pushed.append(self._figures.apply_grad(tf.concat([figures[:2], mine], 0), local_step=stamp))
                 with tf.control_dependencies(pushed):
-                    now = tf.stack(
-                        [tf.cast(turn, tf.float64), row[1] + 1.0, tf.cast(figures[2], tf.float64)]
-                    )
+                    now = tf.stack([tf.cast(turn, tf.float64), row[1] + 1.0, tf.cast(figures[2], tf.float64)])
                     self._board.scatter_nd_update([[worker]], [now])
             return value
 
@@ -229,12 +243,15 @@ class SyncServers:
     def _turns_on_servers(self, turns: Any, queues: list[Any]) -> Any:
         import tensorflow as tf
 
+        def more(done: Any, _figures: Any) -> Any:
+            return (done == 0) | ((done < turns) & ~self._pause.read_value())
+
         return tf.while_loop(
-            lambda done, _: done < turns,
+            more,
             lambda done, figures: (done + 1, figures + self._one_turn(queues)),
             (tf.constant(0), tf.zeros([self.workers + 2])),
             parallel_iterations=1,
-        )[1]
+        )
 
     def _one_turn(self, queues: list[Any]) -> Any:
         import tensorflow as tf
@@ -244,7 +261,10 @@ class SyncServers:
             gradients = self._gradients.take(self.count)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
-        self._strategy.run(lambda: self._optimizer.apply(gradients, self._parts))
+        with tf.control_dependencies([g for g in gradients if g is not None]):
+            begun = self._begun.assign_add(1, read_value=True)
+        with tf.control_dependencies([begun]):
+            self._strategy.run(self._apply, args=(gradients,))
         effects = [op for op in graph.get_operations()[known:] if op.op_def.is_stateful]
         with tf.control_dependencies(effects):
             turn = self._turn.assign_add(1, read_value=True)
@@ -265,9 +285,9 @@ def _per_worker(coordinator: Any, make: Callable[[int], Any], spec: Any) -> Any:
     import tensorflow as tf
 
     values = []
-    for worker in coordinator._cluster.workers:  # noqa: SLF001
+    for worker in coordinator._cluster.workers:
         value = worker.create_resource(lambda i=worker.worker_index: make(i))
-        value._type_spec = spec  # noqa: SLF001
+        value._type_spec = spec
         values.append(value)
     return tf.distribute.experimental.coordinator.PerWorkerValues(values)
 
@@ -282,6 +302,7 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
     size = StepSize(most=500)
     first = True
     begin = step
+    gradients_used = 0
     servers.start()
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="turns") as pool:
         try:
@@ -291,8 +312,11 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
                 turns = pool.submit(servers.run, k)
                 while not concurrent.futures.wait([turns], timeout=0.1).done:
                     servers.raise_errors()
-                    _leave_while_waiting(loop, servers, begin)
-                loss, waited, used = turns.result()
+                    if loop.stop.is_set() or loop.save_now.is_set():
+                        servers.pause()
+                        if loop.clock() - began > _PATIENCE:
+                            _save_while_waiting(loop, servers, begin)
+                k, loss, waited, used = turns.result()
                 took = loop.clock() - began
                 if not math.isfinite(loss):
                     raise not_finite("loss", step + k)
@@ -302,9 +326,25 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
                 else:
                     size.measured(took / k)
                 first = False
+                gradients_used += sum(used)
+                loop.progress.gradients_used = gradients_used
+                loop.progress.gradients_dropped = sum(servers.board().pushed) - gradients_used
                 loop.progress.advance(k, loss, waited, took)
                 loop.after(step, leave=loop.stop.is_set())
         finally:
             pool.shutdown(wait=False)
     loop.save(step)
     return step
+
+
+def _save_while_waiting(loop: Loop, servers: SyncServers, begin: int) -> None:
+    """Save, and leave if asked to, in the middle of a call that waits for gradients; later if it does not."""
+    turn = servers.at_rest()
+    if turn is None:
+        return
+    loop.save(begin + turn)
+    if servers.at_rest() != turn:
+        return  # a gradient came while it was written: once more
+    loop.save_now.clear()
+    if loop.stop.is_set():
+        raise LeftEarly(f"was asked to leave at step {begin + turn}")
