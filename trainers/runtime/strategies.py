@@ -155,7 +155,12 @@ def _parameter_server(
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
         min_shard_bytes=_SHARD_BYTES, max_shards=len(cluster["ps"])
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    if plan.job.strategy.sync:
+        from trainers.runtime.server_strategy import make_server_strategy
+
+        strategy = make_server_strategy(resolver, partitioner)
+    else:
+        strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
     return SetUp(
         strategy,
         workers=len(workers),
