@@ -30,7 +30,8 @@ SCHEDULES: Mapping[str, frozenset[str]] = {
 
 def check_training_args(args: Mapping[str, Any]) -> None:
     """Refuse a value that the loop could not work with: InvalidSpec, "NAME must ..., got VALUE"."""
-    for name in ("steps", "batch_size", "checkpoint_every", "loss_every", "devices"):
+    counts = ("steps", "batch_size", "checkpoint_every", "loss_every", "devices")
+    for name in (*counts, "summary_every", "histogram_every"):
         _check(args, name, "be a whole number of 1 or more", lambda v: is_whole(v) and v >= 1)
     _check(args, "seed", "be a whole number", is_whole)
     for name in ("learning_rate", "gradient_clip_norm", "gradient_clip_value"):
@@ -42,7 +43,8 @@ def check_training_args(args: Mapping[str, Any]) -> None:
         args.get("gradient_clip_value"),
     )
     _check(args, "ema_momentum", "be a number above 0 and below 1", lambda v: is_number(v) and 0 < v < 1)
-    _check(args, "jit_compile", "be true or false", lambda v: isinstance(v, bool))
+    for name in ("jit_compile", "tensorboard"):
+        _check(args, name, "be true or false", lambda v: isinstance(v, bool))
     for name, values in (("learning_rate_scaling", SCALINGS), ("mixed_precision", PRECISIONS)):
         _check(args, name, f"be one of {', '.join(values)}", values.__contains__)
     if "learning_rate_schedule" in args:

@@ -20,6 +20,7 @@ from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION
 from trainers.runtime.strategies import thread_counts
+from trainers.runtime.summaries import EventWriter, SummarySettings, summary_folder
 
 __all__ = ["Evaluator", "follow"]
 
@@ -71,6 +72,7 @@ class Evaluator:
         self._clock = clock
         self._sleep = sleep
         self._predict: Any = None
+        self._events: EventWriter | None = None
         self.beat = Beats(
             record,
             Heartbeat(
@@ -111,6 +113,8 @@ class Evaluator:
                 break
             self.beat("waiting")
             self._sleep(self._poll)
+        if self._events is not None:
+            self._events.close()
         self.beat("ended")
 
     def _import(self) -> None:
@@ -153,6 +157,11 @@ class Evaluator:
             self._record.folder,
             Evaluation(trained.step, metrics, found.examples, round(seconds, 3)),
         )
+        if SummarySettings.of(self._job).on:
+            self._events = self._events or EventWriter(
+                summary_folder(self._record.folder, "eval"), begin=trained.step - 1
+            )
+            self._events.scalars(trained.step, metrics)
         rate = round(found.examples / seconds, 1) if seconds > 0 else None
         self.beat("evaluating", step=trained.step, loss=metrics.get("loss"), examples_per_s=rate)
         log.info(

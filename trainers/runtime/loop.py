@@ -20,6 +20,7 @@ from trainers.job.failures import FailureClass
 from trainers.runtime.checkpoints import Checkpoints, not_finite
 from trainers.runtime.heartbeat import Progress
 from trainers.runtime.steps import StepSize
+from trainers.runtime.summaries import TrainSummaries
 
 __all__ = ["CheckpointEvery", "LeftEarly", "Loop", "train_in_graph"]
 
@@ -88,6 +89,7 @@ class Loop:
     stop: threading.Event
     save_now: threading.Event
     started: Callable[[], None]
+    summaries: TrainSummaries | None = None
     checkpoint_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
@@ -103,8 +105,15 @@ class Loop:
         self.every.saved(step, cost=cost)
         self.checkpoint_seconds += cost
 
+    def room(self, step: int) -> int:
+        """Steps until something is due at a step of its own; all-reduce peers come to the same number."""
+        room = self.every.room(step)
+        return room if self.summaries is None else min(room, self.summaries.room(step))
+
     def after(self, step: int, *, leave: bool) -> None:
-        """What is due between two calls: leave, or save. Raises LeftEarly."""
+        """What is due between two calls: figures for TensorBoard, leave, or save. Raises LeftEarly."""
+        if self.summaries is not None:
+            self.summaries.after(step)
         if leave:
             self.save(step)
             raise LeftEarly(f"was asked to leave at step {step}")
@@ -128,7 +137,7 @@ def train_in_graph(loop: Loop, iterator: Any, step: int) -> int:
     first = True
     step_time = 0.0
     while step < loop.target:
-        k = min(1 if first else size.value, loop.target - step, loop.every.room(step))
+        k = min(1 if first else size.value, loop.target - step, loop.room(step))
         told = tf.constant([step_time, float(loop.stop.is_set())], tf.float32)
         began = loop.clock()
         loss, waited, heard = loop.run(iterator, tf.constant(k, tf.int32), told)

@@ -28,6 +28,7 @@ from trainers.runtime.module import TrainerModule, load_module
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION
 from trainers.runtime.steps import make_run, trainable_parts
 from trainers.runtime.strategies import SetUp, check_supported, set_up
+from trainers.runtime.summaries import train_summaries
 from trainers.runtime.sync_servers import SyncServers, train_in_turns
 from trainers.runtime.tracking import Spool
 
@@ -134,9 +135,12 @@ class _Run:
         if connected.coordinator is not None:
             _kept.append((connected, iterator))
         self._watch_for_leaving_servers()
+        assert loop.summaries is not None
         try:
             step = _run_loop(loop, connected, iterator, step)
+            loop.summaries.close(step)
         except Exception as e:
+            loop.summaries.close()
             _look_for_damage(records, e)
             raise
         self.phases.enter("")
@@ -189,6 +193,9 @@ class _Run:
             stop=self.stop,
             save_now=self.save_now,
             started=self._started,
+            summaries=train_summaries(
+                self.job, self.record.folder, self.progress, model, training.optimizer, writes=self.is_chief
+            ),
         )
         log.info(
             "%s trains %s from step %s to %s: %s, %s parameters, batch %s of %s",

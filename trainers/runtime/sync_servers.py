@@ -307,7 +307,7 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="turns") as pool:
         try:
             while step < loop.target:
-                k = min(1 if first else size.value, loop.target - step, loop.every.room(step))
+                k = min(1 if first else size.value, loop.target - step, loop.room(step))
                 began = loop.clock()
                 turns = pool.submit(servers.run, k)
                 while not concurrent.futures.wait([turns], timeout=0.1).done:
