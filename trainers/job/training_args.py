@@ -3,6 +3,7 @@
     steps, batch_size, seed, checkpoint_every, loss_every, devices
     learning_rate, learning_rate_scaling, learning_rate_schedule
     gradient_clip_norm, gradient_clip_value, ema_momentum, mixed_precision, jit_compile
+    tensorboard, summary_every, histogram_every
 
 What each does is in docs/training.md. All others are the trainer module's own.
 """
