@@ -23,9 +23,9 @@ class TrainerContext:
 
     `batch_size` is of one step of one replica (one device's, where a replica has several). `shard` is the
     (index, count) share of the data that this replica must read: workers of an asynchronous parameter server
-    each read all of it, in orders of their own; with `sync`,
-    worker i of n has (i, n). `steps` are those of the whole job; training begins at
-    `start_step`, which is above 0 after a restart. `replicas` maps each role to its count.
+    each read all of it, in orders of their own; with `sync`, worker i of n has (i, n). `replicas` maps each role
+    to its count. `steps` are those of the whole job; training begins at `start_step`, above 0 after a restart;
+    each of the `devices` of this process takes a batch a step.
     """
 
     job: str
@@ -41,6 +41,7 @@ class TrainerContext:
     steps: int = DEFAULT_STEPS
     start_step: int = 0
     sync: bool = False
+    devices: int = 1
 
     def __post_init__(self) -> None:
         check(self.batch_size >= 1, "batch_size", "be a whole number of 1 or more", self.batch_size)
@@ -68,13 +69,18 @@ class TrainerContext:
         power = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[self.hparams.get("learning_rate_scaling", "none")]
         return rate * float(self.synchronous_replicas) ** power
 
+    @property
+    def draws_seeds(self) -> bool:
+        """Whether each replica shuffles by a seed that it draws for itself, so that no two read the same order."""
+        return self.strategy == StrategyKind.PARAMETER_SERVER.value and not self.sync
+
     def shuffle_seed(self) -> Any:
         """The seed for shuffling: the job's, or one of chance.
 
         Workers of an asynchronous parameter server run one traced function; there it is a tensor that each
         draws for itself, or all would train on the same batches in the same order.
         """
-        if self.strategy == StrategyKind.PARAMETER_SERVER.value and not self.sync:
+        if self.draws_seeds:
             import tensorflow as tf
 
             # Seeds of 0 and 0 mean chance, whatever the global seed.
@@ -110,6 +116,7 @@ def context_of(job: TrainingJob, role: RoleKind, index: int, *, devices: int = 1
         synchronous_replicas=peers * devices if kind in _SYNCHRONOUS or job.strategy.sync else 1,
         seed=job.args.get("seed"),
         steps=int(job.args.get("steps", DEFAULT_STEPS)),
+        devices=devices,
         shard=shard,
         sync=job.strategy.sync,
     )

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainers.job.errors import ConfigError
+from trainers.job.errors import ConfigError, DataError
 from trainers.job.spec import TrainingJob
 from trainers.runtime.context import TrainerContext
+from trainers.runtime.heartbeat import Progress
 from trainers.runtime.module import TrainerModule
 
-__all__ = ["NoRecords", "default_dataset", "make_dataset", "model_features", "open_records"]
+__all__ = [
+    "NoData",
+    "NoRecords",
+    "UnusableDataset",
+    "check_dataset",
+    "default_dataset",
+    "explain_end",
+    "make_dataset",
+    "model_features",
+    "open_records",
+]
 
 CACHE_BYTES = 256 << 20  # a share of records up to this size is parsed once and kept in memory
+
+
+_TOO_SHORT = (
+    "end make_dataset with .repeat(), or ask for fewer steps; a batch that is larger than the data and "
+    "drop_remainder leave nothing"
+)
+
+
+class UnusableDataset(ConfigError):
+    """The trainer module's `make_dataset` gave something that the loop can't train on."""
+
+    code = "runtime.unusable_dataset"
+
+
+class NoData(DataError):
+    """There are no more batches, and the job wants more steps."""
+
+    code = "runtime.no_data"
 
 
 class NoRecords(ConfigError):
@@ -65,15 +94,22 @@ def default_dataset(records: Any, ctx: TrainerContext, features: list[str]) -> A
         shard=ctx.shard,
         drop_remainder=True,
         cache=share <= CACHE_BYTES,
+        # After a restart, what would have come next; without a seed, and for asynchronous workers, any order does.
+        start=0 if ctx.seed is None or ctx.draws_seeds else ctx.start_step * ctx.devices,
     )
     label = records.label
     return data.map(lambda batch: ({name: batch[name] for name in features}, batch[label]))
 
 
 def make_dataset(module: TrainerModule, model: Any, records: Any, ctx: TrainerContext) -> Any:
-    """The training data as the trainer module makes it, or the default; a tf.data.Dataset of batches."""
+    """The training data as the trainer module makes it, or the default; a tf.data.Dataset of batches.
+
+    Raises NoRecords when there is neither, UnusableDataset for one that can't be trained on.
+    """
     if module.make_dataset is not None:
-        return module.make_dataset(records, ctx)
+        made = module.make_dataset(records, ctx)
+        check_dataset(made, f"make_dataset of {module.name}")
+        return made
     if records is None:
         raise NoRecords(
             f"job {ctx.job} has no records and {module.name} makes no dataset",
@@ -84,3 +120,44 @@ def make_dataset(module: TrainerModule, model: Any, records: Any, ctx: TrainerCo
     # Nothing in it needs AutoGraph, which would take half a second to find that out.
     default = tf.autograph.experimental.do_not_convert(default_dataset)
     return default(records, ctx, model_features(model, records))
+
+
+def check_dataset(data: Any, what: str) -> None:
+    """Raise UnusableDataset unless it is a dataset of (features, label) or (features, label, weight) in batches."""
+    import tensorflow as tf
+
+    if not isinstance(data, tf.data.Dataset):
+        raise UnusableDataset(
+            f"{what} must return a tf.data.Dataset, got {type(data).__name__}",
+            hint="tf.data.Dataset.from_generator or from_tensor_slices makes one",
+        )
+    spec = data.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        got = f"a tuple of {len(spec)}" if isinstance(spec, tuple) else type(spec).__name__
+        raise UnusableDataset(
+            f"{what} must give batches of (features, label) or (features, label, weight), got {got}",
+            hint="map each batch to such a tuple",
+        )
+    flat = [x for x in tf.nest.flatten(spec) if isinstance(x, tf.TensorSpec)]
+    scalars = [x for x in flat if x.shape.rank == 0]
+    if scalars:
+        raise UnusableDataset(
+            f"{what} must give batches, got single examples ({scalars[0].dtype.name} without a dimension)",
+            hint="end it with .batch(ctx.batch_size, drop_remainder=True)",
+        )
+    # Not in a graph, where a worker makes its own; the chief has looked before.
+    if tf.executing_eagerly() and int(data.cardinality()) == 0:
+        raise NoData(f"{what} gave a dataset without a batch", hint=_TOO_SHORT)
+
+
+def explain_end(error: Exception, module: TrainerModule, progress: Progress) -> None:
+    """Raise NoData when the loop failed because the training data came to its end."""
+    import tensorflow as tf
+
+    if not isinstance(error, tf.errors.OutOfRangeError) or "End of sequence" not in str(error):
+        return
+    raise NoData(
+        f"the training data of {module.name} ended before step {progress.target} of the job (after step "
+        f"{progress.step})",
+        hint=_TOO_SHORT,
+    ) from error

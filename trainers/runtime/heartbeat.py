@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from trainers.job.record import Heartbeat, JobRecord
+from trainers.runtime.curve import LossCurve
 from trainers.runtime.tracking import Spool
 
 __all__ = ["Progress", "Pulse"]
@@ -31,6 +32,7 @@ class Progress:
         self.step = 0
         self.loss: float | None = None
         self.trained_steps = 0
+        self.curve: LossCurve | None = None
         self.examples_per_step = examples_per_step
         # Of a synchronous parameter_server, in this life of its chief.
         self.gradients_used: int | None = None
@@ -52,6 +54,8 @@ class Progress:
         """Note the step that a checkpoint was restored from."""
         with self._lock:
             self.step = step
+        if self.curve is not None:
+            self.curve.begin_at(step)
 
     def advance(self, steps: int, loss: float, waited: float = 0.0, busy: float = 0.0) -> None:
         """Note finished steps, their mean loss, and of `busy` seconds those `waited` for data."""
@@ -69,6 +73,9 @@ class Progress:
                 share = min(1.0, max(0.0, waited / busy))
                 self._wait = share if self._wait is None else self._wait + 0.2 * (share - self._wait)
             self._since = now
+            step = self.step
+        if self.curve is not None:
+            self.curve.note(step, loss)
 
     def values(self) -> dict[str, float | int | str | None]:
         """The fields of a heartbeat."""

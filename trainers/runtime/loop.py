@@ -38,14 +38,22 @@ class CheckpointEvery:
     """When the next checkpoint is due: after a number of steps, or else so that writing takes 2 % of the time.
 
     By time, the pause is 50 times what the last one cost, from 5 to 600 s: what a killed replica repeats stays
-    small where checkpoints are cheap, and training is not held up where they are dear.
+    small where checkpoints are cheap, and training is not held up where they are dear. `loss_every` steps a loss
+    is noted, so no call goes past them either.
     """
 
     SHARE = 0.02
     LEAST, MOST = 5.0, 600.0
 
-    def __init__(self, steps: int | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        steps: int | None,
+        *,
+        loss_every: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._steps = steps
+        self._loss_every = loss_every
         self._clock = clock
         self._pause = self.LEAST
         self._last_step = 0
@@ -64,13 +72,13 @@ class CheckpointEvery:
 
     @property
     def most(self) -> int:
-        """The steps between two; very many when they are due by time."""
-        return self._steps or 1 << 30
+        """The most steps in one call: those between two; very many when they are due by time."""
+        return min(self._steps or 1 << 30, self._loss_every or 1 << 30)
 
     def room(self, step: int) -> int:
-        """Steps until the next one is due; very many when it is due by time."""
+        """Steps until the next one, or a loss to note, is due; very many when it is due by time."""
         # From the step alone: all-reduce peers must come to the same number.
-        return self._steps - step % self._steps if self._steps is not None else 1 << 30
+        return min(every - step % every for every in (self._steps, self._loss_every, 1 << 30) if every)
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -19,7 +20,8 @@ from trainers.runtime.async_servers import train_on_servers
 from trainers.runtime.building import Training, build_training
 from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_weights
 from trainers.runtime.context import DEFAULT_STEPS, TrainerContext, context_of, worker_context
-from trainers.runtime.datasets import make_dataset, open_records
+from trainers.runtime.curve import LossCurve
+from trainers.runtime.datasets import explain_end, make_dataset, open_records
 from trainers.runtime.heartbeat import Progress, Pulse
 from trainers.runtime.lean import import_tensorflow
 from trainers.runtime.loop import CheckpointEvery, Loop, train_in_graph
@@ -142,6 +144,7 @@ class _Run:
         except Exception as e:
             loop.summaries.close()
             _look_for_damage(records, e)
+            explain_end(e, module, self.progress)
             raise
         self.phases.enter("")
         seconds = self.phases.seconds
@@ -180,9 +183,13 @@ class _Run:
         step = checkpoints.restore()
         if step == 0 and self.job.warm_start:
             _warm_start(training, self.job.warm_start)
-        every = CheckpointEvery(self.job.args.get("checkpoint_every"))
+        loss_every = self.job.args.get("loss_every")
+        every = CheckpointEvery(self.job.args.get("checkpoint_every"), loss_every=loss_every)
         every.saved(step)
+        if loss_every is not None and self.is_chief:
+            self.progress.curve = LossCurve(self.record.folder)
         self.progress.begin_at(step)
+        ctx = dataclasses.replace(ctx, start_step=step)
         replicas = ctx.synchronous_replicas
         loop = Loop(
             run=make_run(connected.strategy, training.step(replicas), replicas=replicas),
