@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Param, task
 from airflow.sdk.definitions._internal.mixins import ResolveMixin
 
+from serving.release.gate import ERRORS
 from trainers.job.spec import Strategy, StrategyKind, TrainingJob, standard_roles
 from trainyard.failing import RetryByClass, explained
 
@@ -35,7 +36,9 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_size": 64,
     "learning_rate": 0.001,
     "seed": 1,
+    "metric": "accuracy",
     "min_accuracy": 0.9,
+    "max_error": 1.0,
     "max_drop": 0.01,
     "min_examples": 100,
     "override_reason": "",
@@ -55,7 +58,8 @@ _REPLICAS, _TRAINING, _GATE, _OVERRIDE = "Replicas", "Training", "Release gate",
 def form(*, max_workers: int = 64, max_ps: int = 16, **defaults: Any) -> dict[str, Param]:
     """The fields of a training pipeline, for `params=` of a DAG.
 
-    `defaults` are values other than those of DEFAULTS; TypeError for a field that there is not.
+    `defaults` are values other than those of DEFAULTS; TypeError for a field that there is not. With
+    `metric="mae"`, or another error, the gate's fields are `max_error` and `max_drop` in the label's unit.
     """
     unknown = sorted(set(defaults) - set(DEFAULTS))
     if unknown:
@@ -176,7 +180,37 @@ def form(*, max_workers: int = 64, max_ps: int = 16, **defaults: Any) -> dict[st
             "description_md": "Empty: the user who triggers the run.",
         },
     }
+    _judge_by(fields, value["metric"])
     return {name: Param(value[name], **schema) for name, schema in fields.items()}
+
+
+def _judge_by(fields: dict[str, dict[str, Any]], metric: str) -> None:
+    """Change the gate's fields to those of a metric that is better when smaller."""
+    if metric not in ERRORS:
+        return
+    at = list(fields).index("min_accuracy")
+    rest = {name: fields.pop(name) for name in list(fields)[at:]}
+    fields["metric"] = {
+        "type": "string",
+        "enum": sorted(ERRORS),
+        "title": "Metric",
+        "section": _GATE,
+        "description_md": "On held-out data, in the label's unit; better when smaller.",
+    }
+    fields["max_error"] = {
+        "type": "number",
+        "minimum": 0,
+        "title": "Greatest error",
+        "section": _GATE,
+        "description_md": "Of the metric. Above it nothing is released.",
+    }
+    del rest["min_accuracy"]
+    del rest["max_drop"]["maximum"]
+    rest["max_drop"] |= {
+        "title": "Largest rise",
+        "description_md": "How far the metric may lie above the champion's, in its unit.",
+    }
+    fields |= rest
 
 
 class FromForm(ResolveMixin):

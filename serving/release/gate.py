@@ -16,27 +16,52 @@ from typing import Any
 
 from serving.errors import ConfigInvalid
 
-__all__ = ["FAIL", "PASS", "UNKNOWN", "Override", "Thresholds", "Verdict", "decide", "override"]
+__all__ = [
+    "ERRORS",
+    "FAIL",
+    "LARGER",
+    "PASS",
+    "SMALLER",
+    "UNKNOWN",
+    "Override",
+    "Thresholds",
+    "Verdict",
+    "decide",
+    "override",
+]
 
 PASS, FAIL, UNKNOWN = "pass", "fail", "unknown"
 _OUTCOMES = (PASS, FAIL, UNKNOWN)
+LARGER, SMALLER = "larger", "smaller"
+ERRORS = frozenset({"loss", "mae", "mse", "rmse"})
+"""Metrics that are better when smaller."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """What a model must reach.
 
-    `min_accuracy` is the least value of `metric` (which is better when larger), `max_drop` how far it may lie
-    below the champion's, `min_examples` how many examples make an evaluation count. None switches one off.
+    `min_accuracy` is the least value of a `metric` that is better when larger, `max_error` the greatest of one that
+    is better when smaller, `max_drop` how much worse than the champion's it may be, `min_examples` how many examples
+    make an evaluation count. None switches one off. `better` is "larger" or "smaller"; "" goes by the metric's name:
+    losses and errors (loss, mae, mse, rmse) are better when smaller.
     """
 
     min_accuracy: float | None = 0.9
     max_drop: float | None = 0.01
     min_examples: int = 100
     metric: str = "accuracy"
+    max_error: float | None = None
+    better: str = ""
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether a smaller value of the metric is better."""
+        return self.better == SMALLER or (not self.better and self.metric in ERRORS)
 
     def __post_init__(self) -> None:
-        for name, value in (("min_accuracy", self.min_accuracy), ("max_drop", self.max_drop)):
+        for name in ("min_accuracy", "max_drop", "max_error"):
+            value = getattr(self, name)
             if value is not None and (not _is_number(value) or not math.isfinite(value)):
                 raise ConfigInvalid(f"{name} must be a number or None, got {value!r}")
         if self.max_drop is not None and self.max_drop < 0:
@@ -49,6 +74,8 @@ class Thresholds:
             raise ConfigInvalid(
                 f"min_examples must be a whole number of 1 or more, got {self.min_examples!r}"
             )
+        if self.better not in ("", LARGER, SMALLER):
+            raise ConfigInvalid(f"better must be {LARGER}, {SMALLER} or empty, got {self.better!r}")
         if not isinstance(self.metric, str) or not self.metric:
             raise ConfigInvalid(f"metric must be a metric's name, got {self.metric!r}")
 
@@ -124,37 +151,44 @@ def decide(evaluation: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     examples = evaluation.get("examples")
     champion = evaluation.get("champion") or None
     champion_value = _metric(champion.get("metrics"), name) if isinstance(champion, Mapping) else None
+    smaller = thresholds.smaller_is_better
+    worse = None  # by how much than the champion
+    if value is not None and champion_value is not None:
+        worse = value - champion_value if smaller else champion_value - value
     numbers = {
         "metric": name,
         "value": value,
         "examples": examples,
-        "min": thresholds.min_accuracy,
+        "better": SMALLER if smaller else LARGER,
+        "min": None if smaller else thresholds.min_accuracy,
+        "max": thresholds.max_error if smaller else None,
         "min_examples": thresholds.min_examples,
         "max_drop": thresholds.max_drop,
         "champion_version": champion.get("version") if isinstance(champion, Mapping) else None,
         "champion_value": champion_value,
-        "drop": None if value is None or champion_value is None else champion_value - value,
+        "drop": worse,
     }
     unknowns = _unknowns(evaluation, thresholds, value, champion, champion_value)
     if unknowns:
         return Verdict(UNKNOWN, tuple(unknowns), numbers)
     good, bad = [], []
-    if thresholds.min_accuracy is not None:
-        reached = value >= thresholds.min_accuracy
-        word = "reaches" if reached else "is below"
+    limit = thresholds.max_error if smaller else thresholds.min_accuracy
+    if limit is not None:
+        reached = value <= limit if smaller else value >= limit
+        words = ("is within", "is above", "maximum") if smaller else ("reaches", "is below", "minimum")
         (good if reached else bad).append(
-            f"{name} {value:.4f} {word} the minimum {thresholds.min_accuracy:.4f}"
+            f"{name} {value:.4f} {words[0] if reached else words[1]} the {words[2]} {limit:.4f}"
         )
     if champion is None:
         good.append("there is no champion to compare with")
     elif thresholds.max_drop is not None:
-        drop = champion_value - value
         # A hair's breadth for what adding and subtracting decimals leaves over.
-        allowed = drop <= thresholds.max_drop + 1e-12
-        side = "above" if drop < 0 else "below"
-        sentence = f"{abs(drop):.4f} {side} champion {champion.get('version')} ({champion_value:.4f})"
-        limit = f"at most {thresholds.max_drop:.4f} below is allowed"
-        (good if allowed else bad).append(f"{name} lies {sentence}, {limit}")
+        allowed = worse <= thresholds.max_drop + 1e-12
+        wrong_side, right_side = ("above", "below") if smaller else ("below", "above")
+        side = right_side if worse < 0 else wrong_side
+        sentence = f"{abs(worse):.4f} {side} champion {champion.get('version')} ({champion_value:.4f})"
+        most = f"at most {thresholds.max_drop:.4f} {wrong_side} is allowed"
+        (good if allowed else bad).append(f"{name} lies {sentence}, {most}")
     if bad:
         return Verdict(FAIL, tuple(bad), numbers)
     return Verdict(PASS, (*good, f"judged on {examples} examples"), numbers)

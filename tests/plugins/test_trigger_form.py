@@ -45,11 +45,24 @@ def test_a_wrong_value_is_refused_by_the_fields_name(field: str, value: Any) -> 
 
 def test_the_defaults_are_valid_and_every_field_is_described() -> None:
     fields = form(workers=3)
-    assert {name: param.resolve() for name, param in fields.items()} == {**DEFAULTS, "workers": 3}
+    accuracy = {name: value for name, value in DEFAULTS.items() if name not in ("metric", "max_error")}
+    assert {name: param.resolve() for name, param in fields.items()} == {**accuracy, "workers": 3}
     for param in fields.values():
         assert param.schema["title"]
         assert param.schema["section"] in ("Replicas", "Training", "Release gate", "Override the gate")
     assert set(fields["strategy"].schema["values_display"]) == set(fields["strategy"].schema["enum"])
+
+
+def test_a_regressions_gate_has_fields_of_its_own() -> None:
+    fields = form(metric="mae", max_error=12.5, max_drop=2.0)
+    values = {name: param.resolve() for name, param in fields.items()}
+    accuracy = {name: value for name, value in DEFAULTS.items() if name != "min_accuracy"}
+    assert values == {**accuracy, "metric": "mae", "max_error": 12.5, "max_drop": 2.0}
+    assert list(fields)[-6:-2] == ["metric", "max_error", "max_drop", "min_examples"]
+    params = ParamsDict(fields)
+    for field, value in (("metric", "accuracy"), ("max_error", -1), ("max_drop", -0.1)):
+        with pytest.raises(ParamValidationError, match=field):
+            params[field] = value
 
 
 def test_a_field_that_is_not_there_is_a_mistake_of_the_dag_file() -> None:

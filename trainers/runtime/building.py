@@ -98,7 +98,7 @@ def make_model(module: TrainerModule, ctx: TrainerContext, data: Callable[[Any],
 
     precision = ctx.hparams.get("mixed_precision", "float32")
     with _precision(precision):
-        model = module.build_model(ctx.hparams)
+        model = module.build_model(ctx.hparams, ctx.records)
     where = f"build_model of {module.name}"
     if not isinstance(model, (keras.Model, keras.Layer, tf.Module)):
         raise UnusableTrainer(f"{where} must return a keras.Model or a tf.Module, got {type(model).__name__}")

@@ -25,7 +25,7 @@ class TrainerContext:
     (index, count) share of the data that this replica must read: workers of an asynchronous parameter server
     each read all of it, in orders of their own; with `sync`, worker i of n has (i, n). `replicas` maps each role
     to its count. `steps` are those of the whole job; training begins at `start_step`, above 0 after a restart;
-    each of the `devices` of this process takes a batch a step.
+    each of the `devices` of this process takes a batch a step. `records` is the URI of the records' manifest.
     """
 
     job: str
@@ -42,6 +42,7 @@ class TrainerContext:
     start_step: int = 0
     sync: bool = False
     devices: int = 1
+    records: str = ""
 
     def __post_init__(self) -> None:
         check(self.batch_size >= 1, "batch_size", "be a whole number of 1 or more", self.batch_size)
@@ -119,6 +120,7 @@ def context_of(job: TrainingJob, role: RoleKind, index: int, *, devices: int = 1
         devices=devices,
         shard=shard,
         sync=job.strategy.sync,
+        records=job.inputs.get("records", ""),
     )
 
 

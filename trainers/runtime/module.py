@@ -1,6 +1,7 @@
 """The user's trainer module, checked before anything is built from it.
 
-build_model(hparams) -> keras.Model or tf.Module         required
+build_model(hparams) -> keras.Model or tf.Module         required; build_model(hparams, records) where layers
+                                                         come from the records' statistics or schema
 loss(hparams) -> keras.losses.Loss, or a function        required
 optimizer(hparams, learning_rate) -> keras optimizer     default: Adam
 metrics(hparams) -> list of keras.metrics.Metric         used by evaluation
@@ -11,6 +12,7 @@ CLASSES                                                  names of the classes, f
 from __future__ import annotations
 
 import importlib
+import inspect
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -43,9 +45,19 @@ class TrainerModule:
         """Its dotted name."""
         return self.module.__name__
 
-    def build_model(self, hparams: Mapping[str, Any]) -> Any:
-        """A new model."""
-        return self.module.build_model(hparams)
+    def build_model(self, hparams: Mapping[str, Any], records: str = "") -> Any:
+        """A new model; `records` is the URI of the manifest, and the user's function gets the RecordsDataset."""
+        make = self.module.build_model
+        if "records" not in inspect.signature(make).parameters:
+            return make(hparams)
+        if not records:
+            raise UnusableTrainer(
+                f"build_model of {self.name} takes records, and the job has none",
+                hint='set inputs["records"] to a manifest, or write build_model(hparams)',
+            )
+        from trainers.records.read import RecordsDataset
+
+        return make(hparams, records=RecordsDataset.open(records, verify=False))
 
     def loss(self, hparams: Mapping[str, Any]) -> Any:
         """The loss, a callable of (label, outputs) that gives the batch's mean."""

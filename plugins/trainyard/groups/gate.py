@@ -31,7 +31,8 @@ def gate(evaluation: XComArg, *, task_id: str = "gate", **fixed: Any) -> XComArg
     """Judge an evaluation: {"outcome", "reasons", "numbers", "override"}.
 
     What is put after it runs on a pass only; otherwise the run ends at `not_released`, which says why.
-    Thresholds (`min_accuracy`, `max_drop`, `min_examples`) come from the form; those given here are fixed.
+    Thresholds (`min_accuracy` or `max_error`, `max_drop`, `min_examples`) and the `metric` come from the form; those
+    given here are fixed. A metric of one's own that is better when smaller is said by `better="smaller"`.
     """
     end = "not_released" if task_id == "gate" else f"not_released_{task_id}"
     operator = GateOperator(task_id=task_id, evaluation=evaluation, not_released=end, fixed=fixed)

@@ -52,7 +52,11 @@ class GateOperator(BaseBranchOperator):
         from serving.release.gate import Thresholds, decide, override
 
         values = {**DEFAULTS, **context["params"], **self.fixed}
-        thresholds = Thresholds(values["min_accuracy"], values["max_drop"], values["min_examples"])
+        thresholds = Thresholds(
+            **{name: values[name] for name in ("min_accuracy", "max_error", "max_drop", "min_examples")},
+            metric=values["metric"],
+            better=values.get("better", ""),
+        )
         verdict = decide(self.evaluation, thresholds)
         reason = str(values["override_reason"] or "")
         if not reason.strip():
