@@ -5,17 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 from airflow.sdk import CronDataIntervalTimetable, Param, dag, task
-from trainyard import (
-    Resources,
-    check_form,
-    evaluate,
-    form,
-    gate,
-    prepare_spans,
-    release,
-    storage_path,
-    train,
-)
+from trainyard import Resources, check_form, evaluate, form, gate, prepare_spans, release, storage_path, train
 
 NAME = "flights"
 MONTHS = 3
@@ -28,14 +18,15 @@ LAST_WEEK = {"by": "time", "column": "day", "eval_from": 24}
     start_date=dt.datetime(2013, 1, 1, tzinfo=dt.timezone.utc),
     end_date=dt.datetime(2013, 12, 31, tzinfo=dt.timezone.utc),
     catchup=False,
-    max_active_runs=1,
+    max_active_runs=1,  # the champion of one month is there before the next is compared with it
     is_paused_upon_creation=True,
     tags=["trainyard", "training", "serving"],
     params={
         **form(
+            # Months differ: the error is 9 to 17 minutes, with the weather. The champion is judged on the same rows.
+            **{"metric": "mae", "max_error": 20.0, "max_drop": 0.5},
             **{"strategy": "local", "workers": 0, "ps": 0},
             **{"steps": 1500, "batch_size": 256, "learning_rate": 0.003},
-            **{"metric": "mae", "max_error": 14.0, "max_drop": 2.0},
         ),
         "month": Param(
             "",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainers.job.errors import DataError
-from trainers.task import CLASSIFICATION, Task
+from trainers.task import CLASSIFICATION, REGRESSION, Task
 
 if TYPE_CHECKING:
     import keras
@@ -94,7 +94,10 @@ class Scorer:
             part["absolute"] = np.abs(error).mean(axis=1)
             part["squared"] = np.square(error).mean(axis=1)
         if self._by_example:
-            losses = np.asarray(self._loss(labels, scores))
+            # Keras takes the last axis for an example's outputs: one number an example needs an axis of its own.
+            flat = self._task.kind == REGRESSION and scores.shape.rank == 1
+            rows = (wanted[:, None], scores[:, None]) if flat else (labels, scores)
+            losses = np.asarray(self._loss(*rows))
             part["losses"] = losses.reshape(len(losses), -1).mean(axis=1)
         else:  # a function of the batch: its mean stands for each of its examples
             part["losses"] = np.full(len(labels), float(self._loss(labels, output)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trainers.records.read import RecordsDataset
 
-__all__ = ["CATEGORIES", "NUMBERS", "build_model", "loss", "metrics"]
+__all__ = ["CATEGORIES", "NUMBERS", "build_model", "loss"]
 
 NUMBERS = ("dep_delay", "distance", "dep_minute", "arr_minute", "weekday")
 CATEGORIES = {"carrier": 4, "origin": 2, "dest": 8}
@@ -23,7 +23,7 @@ CATEGORIES = {"carrier": 4, "origin": 2, "dest": 8}
 
 
 def build_model(hparams: Mapping[str, Any], records: RecordsDataset) -> keras.Model:
-    """Raw columns [batch] to minutes [batch]; `units` sets the width."""
+    """Raw columns [batch] to minutes [batch, 1]; `units` sets the width."""
     import keras
 
     statistics = records.manifest.statistics["train"]
@@ -51,8 +51,8 @@ def build_model(hparams: Mapping[str, Any], records: RecordsDataset) -> keras.Mo
     spread, center = statistics["arr_delay"]["std"] or 1.0, statistics["arr_delay"]["mean"]
     line = keras.layers.Dense(1, use_bias=False, name="line")(parts[0])
     minutes = keras.layers.Add()([keras.layers.Dense(1, name="rest")(x), line])
-    minutes = keras.layers.Rescaling(spread, offset=center)(minutes)
-    return keras.Model(inputs, keras.layers.Reshape((), name="minutes")(minutes), name="flights")
+    minutes = keras.layers.Rescaling(spread, offset=center, name="minutes")(minutes)
+    return keras.Model(inputs, minutes, name="flights")
 
 
 def loss(hparams: Mapping[str, Any]) -> keras.losses.Loss:
@@ -60,8 +60,3 @@ def loss(hparams: Mapping[str, Any]) -> keras.losses.Loss:
     import keras
 
     return keras.losses.Huber(delta=15.0)
-
-
-def metrics(hparams: Mapping[str, Any]) -> list[keras.metrics.Metric]:
-    """The share of flights whose arrival is told to within a quarter of an hour."""
-    return []

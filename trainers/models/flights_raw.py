@@ -56,7 +56,6 @@ def write_months(
 
     Each file comes into its place by one rename, and one that is there stays.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
