@@ -38,6 +38,7 @@ _REQUIRED = ("source", "output", "name", "label")
 _OPTIONAL = (
     *("key", "eval_fraction", "shards", "image", "quarantine_threshold", "batch_rows", "schema"),
     *("compression", "format", "partitions", "span", "split", "checks", "statistics"),
+    *("layout", "block_rows", "processes"),
 )
 _WINDOW = ("window", "held_out")
 

@@ -13,6 +13,7 @@ __all__ = [
     "Column",
     "column_of",
     "copy_pieces",
+    "is_bytes",
     "item_type",
     "overlapping",
     "put_varints",
@@ -171,8 +172,10 @@ def _is_large_bytes(kind: pa.DataType) -> bool:
     return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_binary(kind) or _is_large_bytes(kind)
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values of a type are bytes: text, or binary of any or one length."""
+    variable = pa.types.is_string(kind) or pa.types.is_binary(kind) or _is_large_bytes(kind)
+    return variable or pa.types.is_fixed_size_binary(kind)
 
 
 def _numbers(array: pa.Array, dtype: str) -> np.ndarray:
@@ -252,7 +255,7 @@ def column_of(name: str, array: pa.Array) -> Column:
         rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         first, end, items = _lists(array)
-        if items.null_count:
+        if items.null_count and array.flatten().null_count:  # what lies under a null list doesn't count
             raise TypeError(f"column {name!r} has a null inside a list, which an Example can't hold")
         tag, prefix, payload, starts, sizes = _list_payload(name, items, first, end)
     elif kind == pa.float32():
@@ -262,7 +265,7 @@ def column_of(name: str, array: pa.Array) -> Column:
     elif kind == pa.int64():
         payload, sizes, width = _varints(_numbers(array, "<i8"))
         tag, prefix, starts = _TAG_INT64_LIST, _PACKED, np.arange(len(array)) * width
-    elif _is_bytes(kind) or pa.types.is_fixed_size_binary(kind):
+    elif is_bytes(kind):
         tag, prefix = _TAG_BYTES_LIST, _ALWAYS
         payload, starts, sizes = _bytes(array)
     else:
@@ -280,7 +283,7 @@ def _list_payload(
     if items.type == pa.int64():
         payload, ends = _concatenated_varints(_numbers(items, "<i8"))
         return _TAG_INT64_LIST, _PACKED, payload, ends[first], ends[end] - ends[first]
-    if _is_bytes(items.type):
+    if is_bytes(items.type):
         payload, ends = _concatenated_bytes(items)
         return _TAG_BYTES_LIST, _NOTHING, payload, ends[first], ends[end] - ends[first]
     raise TypeError(f"column {name!r} is a list of {items.type}, which must be mapped first")

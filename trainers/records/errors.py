@@ -14,7 +14,8 @@ DataError                     class DATA (trainers.job.errors)
 InfraError                    class INFRA
 └── SourceUnreachable         a store doesn't answer, or refuses us
 ConfigError                   class CONFIG
-└── InvalidOption             an option of `prepare` is refused
+├── InvalidOption             an option of `prepare` is refused
+└── NativeUnavailable         the native encoder was asked for and isn't there
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "DatasetCorrupt",
     "DatasetMissing",
     "InvalidOption",
+    "NativeUnavailable",
     "RecordsError",
     "SourceChanged",
     "SourceEmpty",
@@ -145,3 +147,9 @@ class InvalidOption(ConfigError, ValueError):
     def __init__(self, option: str, must: str, got: object) -> None:
         super().__init__(f"{option} must {must}, got {got!r}")
         self.option = option
+
+
+class NativeUnavailable(ConfigError):
+    """The native encoder was asked for and isn't there, or is of another version."""
+
+    code = "records.native_unavailable"

@@ -18,7 +18,9 @@ from trainers.records.manifest import sha256_of_file
 from trainers.records.schema import Schema
 from trainers.records.splits import SplitRule
 
-__all__ = ["CODE_VERSION", "COMPRESSIONS", "SCHEMES", "Options", "fingerprint", "local_path"]
+__all__ = ["CODE_VERSION", "COMPRESSIONS", "LAYOUTS", "SCHEMES", "Options", "fingerprint", "local_path"]
+
+LAYOUTS = ("rows", "blocks")
 
 # Raised whenever the same input and options would give other bytes or another manifest: then datasets that
 # were prepared before are prepared anew instead of being taken for the same.
@@ -54,7 +56,9 @@ class Options:
     compression: str = ""
     format: Format = dataclasses.field(default_factory=Format)
     partitions: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-
+    layout: str = "rows"
+    block_rows: int = 1024
+    processes: int | None = None
     split: Mapping[str, Any] | None = None
     checks: Sequence[str] = ()
     statistics: bool = True
@@ -70,10 +74,7 @@ class Options:
             value = getattr(self, option)
             if not _is_number(value) or not 0 <= value < 1:
                 raise InvalidOption(option, "be at least 0 and below 1", value)
-        for option, most in (("shards", 99_999), ("batch_rows", 1 << 20)):
-            value = getattr(self, option)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise InvalidOption(option, f"be a whole number from 1 to {most}", value)
+        self._check_whole_numbers()
         if not isinstance(self.span, str) or not _SPAN.fullmatch(self.span):
             raise InvalidOption(
                 "span", "be up to 40 letters, digits, '.', '_' or '-', like 2013-01", self.span
@@ -86,6 +87,17 @@ class Options:
         SplitRule.parse(self.split, self.eval_fraction)
         if self.compression not in COMPRESSIONS:
             raise InvalidOption("compression", "be empty, GZIP or ZLIB", self.compression)
+        if self.layout not in LAYOUTS:
+            raise InvalidOption("layout", f"be one of {', '.join(LAYOUTS)}", self.layout)
+
+    def _check_whole_numbers(self) -> None:
+        limits = {"shards": 99_999, "batch_rows": 1 << 20, "block_rows": 1 << 16, "processes": 256}
+        for option, most in limits.items():
+            value = getattr(self, option)
+            if option == "processes" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise InvalidOption(option, f"be a whole number from 1 to {most}", value)
 
     @classmethod
     def parse(
@@ -128,6 +140,8 @@ class Options:
             "shards": self.shards,
             "image": self.image,
             "schema": self.schema.digest if self.schema else None,
+            # Left out for rows: datasets from before there were blocks stay what they are.
+            **({"layout": self.layout, "block_rows": self.block_rows} if self.layout == "blocks" else {}),
         }
         # Only when given, so that datasets from before there were these options are still found.
         if self.compression:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from trainers.records.errors import DatasetCorrupt, InvalidOption
 from trainers.records.evolution import BREAKING, SchemaBreaks, compare, stored_as, widen
 from trainers.records.frames import find_damage
 from trainers.records.manifest import SPLITS, Manifest, Shard, sha256_of_file
+from trainers.records.read_blocks import BlockReader, plain, seed_from
 from trainers.records.salvage import Salvage, salvage
 from trainers.records.schema import MISSING_VALUES, Feature, Schema
 from trainers.records.shares import Share, share_of
@@ -56,6 +57,9 @@ class RecordsDataset:
         self.on_corrupt = on_corrupt
         self.skipped: dict[str, int] = {}
         self._salvaged: dict[str, Salvage | None] = {}
+        self._blocks: BlockReader | None = None  # what reads the records where they are blocks
+        if manifest.options.get("layout", "rows") == "blocks":
+            self._blocks = BlockReader(self.stored, schema, manifest.options["block_rows"])
 
     @classmethod
     def open(
@@ -253,10 +257,17 @@ class RecordsDataset:
             found = None
             if path.stat().st_size != shard.bytes or sha256_of_file(path) != shard.sha256:
                 found = Salvage.nothing() if self._compression else salvage(path)
-                self.skipped[shard.file] = shard.records - len(found.starts)
+                self.skipped[shard.file] = shard.records - self._records_of(shard, found)
             self._salvaged[shard.file] = found
-        found = self._salvaged[shard.file]
-        return shard if found is None else dataclasses.replace(shard, records=len(found.starts))
+        if self._salvaged[shard.file] is None:
+            return shard
+        return dataclasses.replace(shard, records=shard.records - self.skipped[shard.file])
+
+    def _records_of(self, shard: Shard, found: Salvage) -> int:
+        """Rows in what was salvaged of a shard."""
+        if self._blocks is None or not len(found.starts):
+            return len(found.starts)
+        return self._blocks.count(_pieces(str(self.manifest.folder / shard.file), found))
 
     def _serialised(self, shards: Sequence[Shard]) -> tf.data.Dataset:
         """The records of some files, one after the other."""
@@ -274,8 +285,8 @@ class RecordsDataset:
                 data = rest if data is None else data.concatenate(rest)
         return data
 
-    def _shuffled(self, share: Share, seed: tf.Tensor) -> tf.data.Dataset:
-        """The records of a share in an order that a seed (int64 [2]) decides, mixed within a window."""
+    def _mixed_files(self, share: Share, seed: tf.Tensor, run: int) -> tf.data.Dataset:
+        """The records of whole files by turns, `run` of each, in an order that a seed (int64 [2]) decides."""
         import tensorflow as tf
 
         # The order is our seed's alone: a function has a seed of its own, whatever the program's is.
@@ -287,38 +298,55 @@ class RecordsDataset:
             paths = tf.constant([str(self.manifest.folder / shard.file) for shard in whole])
             places = tf.argsort(tf.random.stateless_uniform([len(whole)], seed))
             data = tf.data.Dataset.from_tensor_slices(tf.gather(paths, places)).interleave(
-                _plain(lambda path: tf.data.TFRecordDataset(path, compression_type=self._compression)),
+                plain(lambda path: tf.data.TFRecordDataset(path, compression_type=self._compression)),
                 cycle_length=min(_INTERLEAVED, len(whole)),
-                block_length=16,
+                block_length=run,
             )
-            if damaged:
-                data = data.concatenate(self._serialised(damaged))
-        else:
-            data = self._serialised(share.shards)
-        if not share.whole_files:
-            data = data.shard(share.step, share.first)
+            return data.concatenate(self._serialised(damaged)) if damaged else data
+        return self._serialised(share.shards)
+
+    def _window(self, share: Share) -> int:
+        """Rows to shuffle within: so many, or so many bytes."""
         mean = max(1, sum(s.bytes for s in share.shards) // sum(s.records for s in share.shards))
         if self._compression:
             mean *= _COMPRESSED_TO
-        window = max(1, min(share.records, _SHUFFLE_RECORDS, _SHUFFLE_BYTES // mean))
-        window_seed = tf.random.stateless_uniform([], seed, minval=0, maxval=(1 << 31) - 1, dtype=tf.int64)
-        return data.shuffle(window, seed=window_seed)
+        return max(1, min(share.records, _SHUFFLE_RECORDS, _SHUFFLE_BYTES // mean))
+
+    def _shuffled(self, share: Share, seed: tf.Tensor) -> tf.data.Dataset:
+        """The records of a share in an order that a seed decides, mixed within a window."""
+        data = self._mixed_files(share, seed, 16)
+        if not share.whole_files:
+            data = data.shard(share.step, share.first)
+        return data.shuffle(self._window(share), seed=seed_from(seed))
+
+    def _rows(self, share: Share, seed: tf.Tensor | None) -> tf.data.Dataset:
+        """The rows of a share of blocks, packed, some at once; shuffled when there is a seed."""
+        data = self._serialised(share.shards) if seed is None else self._mixed_files(share, seed, 1)
+        return self._blocks.rows(data, share, seed, self._window(share))
 
     def _streamed(self, share: Share, order: _Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
         """Batches of epochs, read from the files in each."""
         import tensorflow as tf
 
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
-            if order.seed is None:
+            seed = None if order.seed is None else tf.stack([tf.cast(order.seed, tf.int64), number])
+            if self._blocks is not None:
+                data = self._rows(share, seed)
+                data = data.rebatch(order.batch_size, drop_remainder=order.drop_remainder)
+                return data.skip(order.skipped(number)) if order.offset else data
+            if seed is None:
                 data = self._serialised(share.shards)
                 data = data if share.whole_files else data.shard(share.step, share.first)
             else:
-                data = self._shuffled(share, tf.stack([tf.cast(order.seed, tf.int64), number]))
+                data = self._shuffled(share, seed)
             data = data.batch(order.batch_size, drop_remainder=order.drop_remainder)
             # Batches before the start are read but never parsed.
             return data.skip(order.skipped(number)) if order.offset else data
 
-        return epochs.flat_map(_plain(epoch)).map(_plain(self.parse), num_parallel_calls=tf.data.AUTOTUNE)
+        data = epochs.flat_map(plain(epoch))
+        if self._blocks is not None:
+            return data.map(plain(self._blocks.features))
+        return data.map(plain(self.parse), num_parallel_calls=tf.data.AUTOTUNE)
 
     def _cached(self, share: Share, order: _Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
         """All rows as one cached element, from which each epoch gathers its batches by row number.
@@ -328,9 +356,12 @@ class RecordsDataset:
         import tensorflow as tf
 
         count = share.records
-        rows = self._serialised(share.shards)
-        rows = rows if share.whole_files else rows.shard(share.step, share.first)
-        rows = rows.batch(count).map(_plain(self.parse)).cache()
+        if self._blocks is not None:
+            rows, finish = self._rows(share, None).rebatch(count).cache(), self._blocks.features
+        else:
+            rows, finish = self._serialised(share.shards), dict
+            rows = rows if share.whole_files else rows.shard(share.step, share.first)
+            rows = rows.batch(count).map(plain(self.parse)).cache()
 
         def epoch(everything: Mapping[str, tf.Tensor], number: tf.Tensor) -> tf.data.Dataset:
             places = tf.range(count, dtype=tf.int64)
@@ -346,10 +377,10 @@ class RecordsDataset:
             if order.offset:
                 batches = batches.skip(order.skipped(number))
             return batches.map(
-                _plain(lambda chosen: {k: tf.gather(v, chosen) for k, v in everything.items()})
+                plain(lambda chosen: finish({k: tf.gather(v, chosen) for k, v in everything.items()}))
             )
 
-        return tf.data.Dataset.zip((rows.repeat(), epochs)).flat_map(_plain(epoch))
+        return tf.data.Dataset.zip((rows.repeat(), epochs)).flat_map(plain(epoch))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,20 +406,13 @@ def _pieces(path: str, found: Salvage) -> tf.data.Dataset:
 
     def cut(everything: tf.Tensor) -> tf.data.Dataset:
         places = tf.data.Dataset.from_tensor_slices((tf.constant(found.starts), tf.constant(found.sizes)))
-        return places.map(_plain(lambda start, size: tf.strings.substr(everything, start, size)))
+        return places.map(plain(lambda start, size: tf.strings.substr(everything, start, size)))
 
-    return tf.data.Dataset.from_tensors(path).map(tf.io.read_file).flat_map(_plain(cut))
+    return tf.data.Dataset.from_tensors(path).map(tf.io.read_file).flat_map(plain(cut))
 
 
 # The name that opens one.
 Dataset = RecordsDataset
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that AutoGraph need not rewrite, as it has no control flow over tensors: traces faster."""
-    import tensorflow as tf
-
-    return tf.autograph.experimental.do_not_convert(function)
 
 
 def _is_count(value: object) -> bool:

@@ -19,8 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from trainers.job.files import read_json, write_bytes
+from trainers.records.blocks import BlockWriter
 from trainers.records.encode import Encoder
 from trainers.records.manifest import Shard, sha256_of_file
+from trainers.records.native import make_encoder
 from trainers.records.options import Options
 from trainers.records.rules import Rules, load_checks
 from trainers.records.schema import Schema
@@ -80,7 +82,7 @@ class Unit:
         Raises SourceChanged when a file of the unit is no longer the one that was listed. Whatever is raised,
         no shard of the unit is left half written.
         """
-        encoder = Encoder()
+        encoder = make_encoder()
         rule = self.options.rule
         rules = Rules(schema, load_checks(self.options.checks), rule)
         deal = Dealer(rule, schema)
@@ -93,19 +95,24 @@ class Unit:
                     writer = ShardWriter(self.folder, split, name, self.options.compression)
                     stack.callback(writer.abort)
                     writers.append(writer)
+            blocks = self._blocks(schema, writers, encoder)
             temp = temp_path(self.quarantine)
             stack.callback(temp.unlink, missing_ok=True)
             quarantine = Quarantine(temp)
             stack.callback(quarantine.close)
+            written = 0
             for batch in source.read(self.index, self.count, schema, self.options.batch_rows):
                 data, rejects = clean(batch, schema, required, rules)
                 quarantine.add(rejects)
+                written += data.num_rows + len(rejects)
                 if data.num_rows:
-                    self._write(data, encoder, writers, statistics, deal)
-                progress(sum(writer.records for writer in writers) + quarantine.count)
+                    self._write(data, encoder, writers, blocks, statistics, deal)
+                progress(written)
             for file in source.unit_files(self.index, self.count):
                 file.check_unchanged()
             quarantine.close()
+            for block in blocks:
+                block.finish()
             if quarantine.count:
                 temp.replace(self.quarantine)
             shards = tuple(writer.commit() for writer in writers)
@@ -118,15 +125,24 @@ class Unit:
         write_bytes(self.record, json.dumps(record).encode())
         return result
 
+    def _blocks(self, schema: Schema, writers: list[ShardWriter], encoder: Encoder) -> list[BlockWriter]:
+        if self.options.layout != "blocks":
+            return []
+        return [BlockWriter(schema, writer, encoder, self.options.block_rows) for writer in writers]
+
     def _write(
         self,
         data: pa.RecordBatch,
         encoder: Encoder,
         writers: list[ShardWriter],
+        blocks: list[BlockWriter],
         statistics: Mapping[str, Statistics],
         deal: Dealer,
     ) -> None:
-        """Sort rows by where they go, encode them all at once, and hand each writer its piece."""
+        """Sort rows by where they go, encode them all at once, and hand each writer its piece.
+
+        Rows of blocks are handed over as they are: their writers encode them by the window.
+        """
         key = self.options.key
         hashes = hash_rows(data) if key is None else hash_keys(key, data.column(key))
         to = shard_of(hashes, len(self.shards))
@@ -134,12 +150,16 @@ class Unit:
             to += len(self.shards) * deal(data, hashes)
         order = np.argsort(to, kind="stable")
         data = data.take(pa.array(order))
-        encoded = encoder.encode(data)
         bounds = np.searchsorted(to[order], np.arange(len(writers) + 1)).tolist()
-        view = memoryview(encoded.data)
-        for writer, first, end in zip(writers, bounds, bounds[1:], strict=False):
-            if end > first:
-                writer.write(view[encoded.offsets[first] : encoded.offsets[end]], end - first)
+        if blocks:
+            for block, first, end in zip(blocks, bounds, bounds[1:], strict=False):
+                block.add(data.slice(first, end - first))
+        else:
+            encoded = encoder.encode(data)
+            view = memoryview(encoded.data)
+            for writer, first, end in zip(writers, bounds, bounds[1:], strict=False):
+                if end > first:
+                    writer.write(view[encoded.offsets[first] : encoded.offsets[end]], end - first)
         for i, split in enumerate(self.splits):
             first, end = bounds[i * len(self.shards)], bounds[(i + 1) * len(self.shards)]
             if end > first:
