@@ -239,8 +239,18 @@ def _open(options: Options, kind: str, files: Sequence[SourceFile]) -> tuple[Sou
     if kind == "images":
         from trainers.records.images import KEY, ImageFolder
 
-        pictures = ImageFolder(options.source, files, label=options.label, image=options.image)
+        pictures = ImageFolder(
+            options.source, files, label=options.label, image=options.image, format=options.format
+        )
         return pictures, options.key or KEY
+    if kind == "arrays":
+        from trainers.records.arrays import KEY, ArrayPairs
+
+        return ArrayPairs(options.source, files, label=options.label), options.key or KEY
+    if kind == "tfrecord":
+        from trainers.records.tfrecords import Examples
+
+        return Examples(options.source, files), options.key
     from trainers.records.tables import Table
 
     return Table(options.source, files, kind, options.format), options.key

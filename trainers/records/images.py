@@ -2,7 +2,8 @@
 """Folders of pictures: <source>/<class>/<anything>.png or .jpg; the class is the first folder's name.
 
 Classes that are all whole numbers are put in the order of their value, others in that of their names; the label
-is a class's place in that order and its name stands in the schema's domain.
+is a class's place in that order and its name stands in the schema's domain. With a label table (records.labels)
+folders mean nothing: each picture has the label that the table says.
 
 `raw` decodes each picture to 8-bit pixels [height, width, channels] of one common shape; a picture of another
 shape is refused. `encoded` takes the files' bytes as they are, after a look at their head and tail.
@@ -21,7 +22,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from trainers.records.errors import ColumnError, SourceEmpty, SourceUnreadable
+from trainers.records.errors import ColumnError, SourceEmpty, SourceMissing, SourceUnreadable
+from trainers.records.format import Format
+from trainers.records.labels import LabelTable, load_labels
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import Batch, Reject, SourceFile, threads
 from trainers.records.split import hash_text, shard_of
@@ -92,37 +95,46 @@ def _whole(data: bytes) -> bytes:
 
 
 class ImageFolder:
-    """A source of pictures in class folders."""
+    """A source of pictures: in class folders, or with a label table among its files."""
 
-    def __init__(self, source: Path, files: Sequence[SourceFile], *, label: str, image: str) -> None:
+    def __init__(
+        self,
+        source: Path | str,
+        files: Sequence[SourceFile],
+        *,
+        label: str,
+        image: str,
+        format: Format | None = None,
+    ) -> None:
+        format = format or Format()
         self.source = source
-        self.files = files
-        self.label = label
+        self.files = [file for file in files if file.name != format.labels]
         self.image = image
         if label in (IMAGE, KEY):
             raise ColumnError(
                 label, "is taken: pictures have the features image and key", hint="rename the label"
             )
-        classes = {_class_of(file) for file in files} - {None}
-        if not classes:
-            raise SourceEmpty(
-                f"{source} holds pictures, but not in class folders",
-                hint="put each picture into a folder named after its class",
-            )
-        self.classes = sorted((str(c) for c in classes), key=_class_order(classes))
-        self._hashes = hash_text([file.name for file in files])
+        if not self.files:
+            raise SourceEmpty(f"{source} holds no picture", hint="check that it is the right data")
+        self.table: LabelTable | None = None
+        if format.labels:
+            tables = [file for file in files if file.name == format.labels]
+            if not tables:
+                raise SourceMissing(f"{source} holds no {format.labels}", hint="check format.labels")
+            names = [file.name for file in self.files]
+            self.table = load_labels(source, tables[0], format, label, names)
+            self.label, self._labels = self.table.feature, self.table.labels
+        else:
+            self.label, self._labels = _folders(source, self.files, label)
+        self._hashes = hash_text([file.name for file in self.files])
 
     def infer(self) -> Schema:
         """image, label and key (the path below the source)."""
-        last = len(self.classes) - 1
         if self.image == "raw":
             pixels = Feature(IMAGE, "uint8", self._common_shape(), "raw", source="8-bit pixels")
         else:
             pixels = Feature(IMAGE, "bytes", (), "image", source="PNG or JPEG file")
-        label = Feature(
-            self.label, "int64", domain={"min": 0, "max": last, "names": self.classes}, source="folder"
-        )
-        return Schema((pixels, label, Feature(KEY, "string", source="path")))
+        return Schema((pixels, self.label, Feature(KEY, "string", source="path")))
 
     def _common_shape(self) -> tuple[int, int, int]:
         """The shape that most of an even sample of the pictures have."""
@@ -147,6 +159,10 @@ class ImageFolder:
         return most
 
     def unit_files(self, unit: int, units: int) -> list[SourceFile]:
+        """A unit's pictures, and the label table."""
+        return self._pictures(unit, units) + ([self.table.file] if self.table else [])
+
+    def _pictures(self, unit: int, units: int) -> list[SourceFile]:
         """A unit's pictures: those whose path's hash falls to its shard, in the order of the hash.
 
         So classes are mixed within shards, and each shard is read on its own.
@@ -157,7 +173,9 @@ class ImageFolder:
     def read(self, unit: int, units: int, schema: Schema, batch_rows: int) -> Iterator[Batch]:
         """The pictures of a unit."""
         feature = schema[IMAGE]
-        files = self.unit_files(unit, units)
+        files = self._pictures(unit, units)
+        if self.table and self.table.rejects and not unit:
+            yield self._batch([], [], feature, self.table.rejects)
         if feature.encoding == "raw":
             step = max(1, min(batch_rows, _BATCH_BYTES // feature.size))
         else:
@@ -169,8 +187,10 @@ class ImageFolder:
                 yield self._batch(chunk, list(pool.map(lambda f: self._load(f, feature), chunk)), feature)
 
     def _load(self, file: SourceFile, feature: Feature) -> bytes | _BadImageError:
-        if _class_of(file) is None:
-            return _BadImageError("lies in no class folder")
+        if file.name not in self._labels:
+            return _BadImageError(
+                f"isn't in {self.table.file.name}" if self.table else "lies in no class folder"
+            )
         try:
             data = file.read_bytes()
             return _pixels(data, feature.shape) if feature.encoding == "raw" else _whole(data)  # type: ignore[arg-type]
@@ -180,24 +200,44 @@ class ImageFolder:
             file.check_unchanged()
             raise
 
-    def _batch(self, files: Sequence[SourceFile], loaded: list[Any], feature: Feature) -> Batch:
-        good = [(file, data) for file, data in zip(files, loaded, strict=True) if isinstance(data, bytes)]
-        rejects = [
-            Reject(file.name, None, IMAGE, str(data))
-            for file, data in zip(files, loaded, strict=True)
-            if not isinstance(data, bytes)
-        ]
+    def _batch(
+        self,
+        files: Sequence[SourceFile],
+        loaded: list[Any],
+        feature: Feature,
+        rejects: Sequence[Reject] = (),
+    ) -> Batch:
+        both = list(zip(files, loaded, strict=True))
+        good = [(file, data) for file, data in both if isinstance(data, bytes)]
+        bad = [Reject(f.name, None, IMAGE, str(data)) for f, data in both if not isinstance(data, bytes)]
         kind = pa.binary(feature.size) if feature.encoding == "raw" else pa.large_binary()
-        index = {name: i for i, name in enumerate(self.classes)}
+        label = pa.float64() if self.label.type == "float32" else pa.int64()
         data = pa.RecordBatch.from_arrays(
             [
                 pa.array([data for _, data in good], kind),
-                pa.array([index[str(_class_of(file))] for file, _ in good], pa.int64()),
+                pa.array([self._labels[file.name] for file, _ in good], label),
                 pa.array([file.name for file, _ in good], pa.string()),
             ],
-            names=[IMAGE, self.label, KEY],
+            names=[IMAGE, self.label.name, KEY],
         )
-        return Batch("", np.arange(1, len(good) + 1), data, rejects)
+        return Batch("", np.arange(1, len(good) + 1), data, [*rejects, *bad])
+
+
+def _folders(source: Path | str, files: Sequence[SourceFile], label: str) -> tuple[Feature, dict[str, int]]:
+    """The label's feature, and each picture's, from the folders."""
+    found = {file.name: _class_of(file) for file in files}
+    classes = set(found.values()) - {None}
+    if not classes:
+        raise SourceEmpty(
+            f"{source} holds pictures, but not in class folders",
+            hint="put each picture into a folder named after its class, or name a label table: format.labels",
+        )
+    names = sorted((str(c) for c in classes), key=_class_order(classes))
+    index = {name: i for i, name in enumerate(names)}
+    feature = Feature(
+        label, "int64", domain={"min": 0, "max": len(names) - 1, "names": names}, source="folder"
+    )
+    return feature, {name: index[c] for name, c in found.items() if c is not None}
 
 
 def _class_of(file: SourceFile) -> str | None:
