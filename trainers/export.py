@@ -27,6 +27,7 @@ from trainers.job.errors import InvalidSpec
 from trainers.job.files import write_json
 from trainers.job.record import JobRecord
 from trainers.job.termination import run_step
+from trainers.job.times import note_export
 from trainers.lean import import_tensorflow
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
     manifest_uri = spec.get("manifest") or JobRecord.open(job).plan().job.inputs["records"]
     from trainers.records.manifest import Manifest
 
+    began = time.monotonic()
     identity = {"job": str(job), "checkpoint": package.checkpoint_id(job)}
     identity["records_digest"] = Manifest.load(manifest_uri).digest
     there = package.complete(target)
@@ -63,6 +65,7 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
     from trainers.runtime.restore import load_trained
 
     manifest = export(load_trained(job), RecordsDataset.open(manifest_uri), target, facts=identity)
+    note_export(job, time.monotonic() - began)
     return _result(target, manifest, reused=False)
 
 

@@ -6,6 +6,7 @@
     generations/0002.json          each restart of the gang, with who asked for it and why
     attempts/worker-1-0002.json    each process that a launcher started, and how it ended
     heartbeats/worker-1.json       the latest sign of life of each replica
+    times/0001.json                when each process of the chief came to what (`trainers.job.times`)
     checkpoints/                   TensorFlow checkpoints
     stacks/                        stack dumps of replicas that stood still
     evaluations.jsonl              what an evaluator found of each checkpoint (`trainers.job.observations`)
@@ -130,7 +131,7 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the job ended. `seconds` splits its time by phase where the trainer measured it."""
+    """How the job ended. `seconds` splits its time, as `trainers.job.times` says."""
 
     state: JobState
     at: float
@@ -215,7 +216,7 @@ class JobRecord:
         number = 1 + max((int(p.name) for p in history.iterdir() if p.name.isdigit()), default=0)
         target = history / f"{number:04d}"
         target.mkdir()
-        names = {"outcome.json", "state.json", "warnings.jsonl", "attempts", "generations", "heartbeats"}
+        names = {"outcome.json", "state.json", "warnings.jsonl", "attempts", "generations", "heartbeats", "times"}
         # What calls for the move goes last: should this be cut short, the next `create` moves the rest.
         last = ("", "outcome.json", "plan.json")
         for path in sorted(self.folder.iterdir(), key=lambda p: last.index(p.name) if p.name in last else 0):

@@ -86,7 +86,8 @@ class Loop:
     """What both loops work with.
 
     `run` is `steps.make_run`'s; `save` is None where another replica writes the checkpoints; `stop` asks to save
-    and leave; `save_now` asks for a checkpoint; `started` is called after the first finished call.
+    and leave; `save_now` asks for a checkpoint; `started` is called after the first finished call, `saved` after each
+    checkpoint with the seconds that all have taken.
     """
 
     run: Any
@@ -97,6 +98,7 @@ class Loop:
     stop: threading.Event
     save_now: threading.Event
     started: Callable[[], None]
+    saved: Callable[[float], None] | None = None
     summaries: TrainSummaries | None = None
     checkpoint_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
@@ -112,6 +114,8 @@ class Loop:
         cost = self.clock() - began
         self.every.saved(step, cost=cost)
         self.checkpoint_seconds += cost
+        if self.saved is not None:
+            self.saved(self.checkpoint_seconds)
 
     def room(self, step: int) -> int:
         """Steps until something is due at a step of its own; all-reduce peers come to the same number."""

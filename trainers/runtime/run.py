@@ -16,6 +16,7 @@ from trainers.job.errors import ConfigError
 from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
+from trainers.job.times import Marks, time_split
 from trainers.runtime.async_servers import train_on_servers
 from trainers.runtime.building import Training, build_training
 from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_weights
@@ -78,7 +79,7 @@ def train(record: JobRecord, plan: Plan, me: ReplicaPlan) -> None:
             signal.signal(signal.SIGTERM, before)
     seconds = {name: round(value, 3) for name, value in run.phases.seconds.items()}
     if run.is_chief:
-        record.finish(JobState.SUCCEEDED, step=step, metrics=metrics, seconds=seconds)
+        record.finish(JobState.SUCCEEDED, step=step, metrics=metrics, seconds=time_split(record))
     else:
         # The chief still writes the last checkpoint, and would take a peer that leaves now for a lost one.
         while record.outcome() is None and not run.stop.wait(0.1):
@@ -109,6 +110,7 @@ class _Run:
         self.stop = threading.Event()
         self.save_now = threading.Event()
         self.phases = Phases()
+        self.marks = Marks(record.folder, _heartbeat(me).attempt) if self.is_chief else None
         target = int(self.job.args.get("steps", DEFAULT_STEPS))
         self.progress = Progress(target, context_of(self.job, me.role, me.index).global_batch)
 
@@ -117,6 +119,8 @@ class _Run:
         self._enter("importing", "import")
         import_tensorflow()
         module = load_module(self.job.trainer)
+        if self.marks is not None:
+            self.marks.imported()
 
         self._enter("connecting", "connect")
         if self.me.tf_config.get("cluster"):
@@ -200,6 +204,7 @@ class _Run:
             stop=self.stop,
             save_now=self.save_now,
             started=self._started,
+            saved=self.marks.kept if self.marks is not None else None,
             summaries=train_summaries(
                 self.job, self.record.folder, self.progress, model, training.optimizer, writes=self.is_chief
             ),
@@ -244,6 +249,8 @@ class _Run:
     def _started(self) -> None:
         """The first call is done: tracing and compiling are over."""
         self._enter("training", "train")
+        if self.marks is not None:
+            self.marks.stepped()
         split = ", ".join(f"{name} {value:.1f} s" for name, value in self.phases.seconds.items())
         log.info("%s has made its first step: %s", self.me.replica, split)
         if self.is_chief and self.record.outcome() is None:
