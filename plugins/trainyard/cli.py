@@ -51,15 +51,21 @@ def parser() -> argparse.ArgumentParser:
     jobs = add("jobs", "training jobs: their records", "jobs:list_jobs").add_subparsers(metavar="ACTION")
     listed = jobs.add_parser("list", help="all jobs, the newest first")
     listed.set_defaults(function="jobs:list_jobs")
+    which = "PIPELINE/RUN as `jobs list` shows it, or a part of it that is enough"
     for name, text in (
-        ("show", "one job: plan, replicas, attempts, outcome"),
-        ("watch", "one job while it trains"),
+        ("show", "one job: plan, replicas, attempts, outcome, where the time went"),
+        ("plan", "one job's plan: its replicas, their addresses and commands"),
+        ("watch", "jobs while they train: every replica, the newest evaluation, the end"),
     ):
         command = jobs.add_parser(name, help=text)
-        command.add_argument(
-            "job", help="PIPELINE/RUN as `jobs list` shows it, or a part of it that is enough"
-        )
         command.set_defaults(function=f"jobs:{name}_job")
+        if name == "watch":
+            command.add_argument("job", nargs="*", help=f"{which}; the newest job where none is named")
+            command.add_argument("--once", action="store_true", help="show how they stand now, and end")
+        else:
+            command.add_argument("job", help=which)
+        if name == "plan":
+            command.add_argument("--json", action="store_true", help="the whole plan, as JSON")
 
     models = add("models", "served models: versions and promotions", "models:list_models").add_subparsers(
         metavar="ACTION"

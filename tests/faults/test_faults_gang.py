@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from trainers.job import termination
-from trainers.job.record import JobState
+from trainers.job.record import JobRecord, JobState
+from trainers.job.times import time_split
 from trainers.runtime.local_gang import GangResult
 from trainers.runtime.loopback import listeners
 from trainers.runtime.restore import load_trained
@@ -40,6 +41,11 @@ def assert_arrived(gang: object, result: GangResult, steps: int) -> None:
     assert (result.outcome.state, result.outcome.step) == (JobState.SUCCEEDED, steps), result.outcome
     assert set(result.exit_codes.values()) == {0}, result.exit_codes
     assert gang.leftovers() == []  # type: ignore[attr-defined]
+
+
+def first_asked(record: JobRecord) -> float:
+    """When the job was asked for."""
+    return float(json.loads((record.folder / "generations" / "0001.json").read_text())["at"])
 
 
 def test_parameter_servers_and_a_killed_worker(gang: Callable, digits_manifest: Path) -> None:
@@ -88,7 +94,8 @@ def test_a_killed_chief_and_a_killed_parameter_server(
     run.until(lambda: len(run.record.attempts("chief", 0)) == 2)
     run.until_step(210)
     run.kill_trainer("ps", 1)
-    assert_arrived(run, run.wait(LIMIT), 800)
+    result = run.wait(LIMIT)
+    assert_arrived(run, result, 800)
     chief = run.record.attempts("chief", 0)
     assert (chief[0].failure_class, chief[1].failure_class) == ("INFRA", "PEER_LOST")
     attempts = [len(run.record.attempts(*replica)) for replica in (("worker", 0), ("ps", 0), ("ps", 1))]
@@ -97,6 +104,11 @@ def test_a_killed_chief_and_a_killed_parameter_server(
     resumed = [int(line.split("from step ")[1].split()[0]) for line in starts]
     assert resumed[0] == 0
     assert 100 <= resumed[1] <= resumed[2]
+    split = time_split(run.record)
+    assert result.outcome is not None
+    assert sum(split.values()) == pytest.approx(result.outcome.at - first_asked(run.record), abs=0.5)
+    assert split["restarts"] > 0
+    assert min(split[name] for name in ("start", "init", "train", "checkpoint")) > 0
     assert accuracy(run.record.folder, digits_manifest) > 0.95
 
 

@@ -77,7 +77,11 @@ def test_digits_are_learnt(digits_jobs: Any, digits_manifest: Path, quick_pulse:
     assert outcome.metrics["steps"] == 400
     assert outcome.metrics["examples_per_s"] > 0
     assert outcome.metrics["loss"] < 0.2
-    assert {"import", "connect", "build", "train", "checkpoint"} == set(outcome.seconds)
+    assert {"queue", "start", "init", "train", "checkpoint", "restarts"} == set(outcome.seconds)
+    asked = record.generation().at
+    assert sum(outcome.seconds.values()) == pytest.approx(outcome.at - asked, abs=0.2)
+    assert outcome.seconds["train"] > 0
+    assert outcome.seconds["checkpoint"] > 0
     assert accuracy(record.folder, digits_manifest) > 0.95
     names = sorted(path.name for path in (record.folder / "checkpoints").glob("*.index"))
     assert names == ["step-150.index", "step-300.index", "step-400.index"]

@@ -2,6 +2,7 @@
 
     spec         TrainingJob -> Role -> Resources, Strategy
     policies     Success, RestartPolicy, Budgets
+    training_args the arguments that the loop itself knows, checked
     tf_config    TF_CONFIG of one replica, one pure function
     plan         TrainingJob + Cluster -> Plan: every pod, address and TF_CONFIG, printable and comparable
     record       JobRecord: the durable truth of a job, files under the job's folder

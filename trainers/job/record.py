@@ -216,7 +216,15 @@ class JobRecord:
         number = 1 + max((int(p.name) for p in history.iterdir() if p.name.isdigit()), default=0)
         target = history / f"{number:04d}"
         target.mkdir()
-        names = {"outcome.json", "state.json", "warnings.jsonl", "attempts", "generations", "heartbeats", "times"}
+        names = {
+            "outcome.json",
+            "state.json",
+            "warnings.jsonl",
+            "attempts",
+            "generations",
+            "heartbeats",
+            "times",
+        }
         # What calls for the move goes last: should this be cut short, the next `create` moves the rest.
         last = ("", "outcome.json", "plan.json")
         for path in sorted(self.folder.iterdir(), key=lambda p: last.index(p.name) if p.name in last else 0):

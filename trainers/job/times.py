@@ -24,7 +24,7 @@ from trainers.job.files import read_json, write_json
 from trainers.job.record import JobRecord
 from trainers.job.spec import RoleKind
 
-__all__ = ["EXPORT", "Life", "Marks", "note_export", "split_seconds", "time_split"]
+__all__ = ["EXPORT", "Life", "Marks", "asked_at", "note_export", "split_seconds", "time_split"]
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,12 @@ def note_export(folder: Path | str, seconds: float) -> None:
     write_json(Path(folder) / _FOLDER / "export.json", {"seconds": round(seconds, 3)})
 
 
+def asked_at(record: JobRecord) -> float | None:
+    """When the job was planned, or opened again after a failure, in epoch seconds."""
+    first = read_json(record.folder / "generations" / "0001.json")
+    return None if first is None else float(first["at"])
+
+
 def time_split(record: JobRecord, *, end: float | None = None) -> dict[str, float]:
     """Seconds of a job by name; until `end`, its outcome or now. {} for a job that left no marks."""
     outcome = record.outcome()
@@ -102,11 +108,11 @@ def time_split(record: JobRecord, *, end: float | None = None) -> dict[str, floa
         life = Life(**known)
         # By the launcher's own word, where there was one: the process has read its files before it leaves a mark.
         lives.append(dataclasses.replace(life, started=begun.get(int(path.stem), life.started)))
-    asked = read_json(record.folder / "generations" / "0001.json")
+    asked = asked_at(record)
     if not lives or asked is None:
         return {}
     failed = outcome is not None and outcome.failure is not None
-    split = split_seconds(float(asked["at"]), lives, end, kept_all=not failed)
+    split = split_seconds(asked, lives, end, kept_all=not failed)
     export: Any = read_json(record.folder / _FOLDER / "export.json")
     if export:
         split[EXPORT] = float(export["seconds"])

@@ -223,16 +223,20 @@ class _Run:
 
         import tensorflow as tf
 
-        def data(ctx: TrainerContext = ctx) -> Any:
+        def data_of(ctx: TrainerContext) -> Any:
             return make_dataset(module, model, records, ctx)
+
+        def data() -> Any:  # without an argument: a coordinator traces it, and can't trace a context
+            return data_of(ctx)
 
         if module.make_dataset is None:
             data = tf.autograph.experimental.do_not_convert(data)
+            data_of = tf.autograph.experimental.do_not_convert(data_of)
 
         if self.job.strategy.sync:
             # Each worker reads a share of its own, so each has a dataset of its own.
             shares = [
-                functools.partial(data, worker_context(ctx, i, connected.workers))
+                functools.partial(data_of, worker_context(ctx, i, connected.workers))
                 for i in range(connected.workers)
             ]
             servers = SyncServers(

@@ -1,8 +1,9 @@
-"""jobs list, show, watch: training jobs, read from their records in the storage root."""
+"""jobs list, show, plan, watch: training jobs, read from their records in the storage root."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
@@ -10,11 +11,22 @@ from rich.console import Console
 from rich.table import Table
 
 from trainers.job.errors import ConfigError
-from trainers.job.record import JobRecord
+from trainers.job.observations import evaluations, warnings
+from trainers.job.record import JobRecord, JobState, Outcome
+from trainers.job.times import time_split
 from trainyard.commands.platform import open_platform
+from trainyard.platform.job_view import (
+    JobNow,
+    LiveJobs,
+    PlainJobs,
+    evaluation_line,
+    job_table,
+    time_line,
+    watch,
+)
 from trainyard.platform.progress import duration, training_line
 
-__all__ = ["NoSuchJob", "list_jobs", "show_job", "watch_job"]
+__all__ = ["NoSuchJob", "list_jobs", "plan_job", "show_job", "watch_job"]
 
 
 class NoSuchJob(ConfigError):
@@ -63,31 +75,52 @@ def show_job(arguments: argparse.Namespace, console: Console) -> int:
     else:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in outcome.metrics.items())
         console.print(f"  {outcome.step} steps; {metrics}", markup=False)
+    split = time_line(time_split(record))
+    if split:
+        console.print(f"  time: {split}", markup=False)
+    for evaluation in evaluations(folder)[-1:]:
+        console.print(f"  {evaluation_line(evaluation)}", markup=False)
+    for warning in warnings(folder):
+        console.print(f"  warning: {warning.by}: {warning.text}", markup=False, soft_wrap=True)
     console.print(f"  folder: {folder}", markup=False, soft_wrap=True)
     return 0
 
 
+def plan_job(arguments: argparse.Namespace, console: Console) -> int:
+    """A job's plan: a line a replica, or the whole as JSON."""
+    plan = JobRecord.open(_find(open_platform().storage, arguments.job)).plan()
+    if arguments.json:
+        console.print(json.dumps(plan.to_dict(), indent=1), markup=False, soft_wrap=True)
+    else:
+        console.print(plan.describe(), markup=False, soft_wrap=True)
+    return 0
+
+
 def watch_job(arguments: argparse.Namespace, console: Console) -> int:
-    """One job while it trains, a line whenever there is news; 0 when it succeeded."""
-    record = JobRecord.open(_find(open_platform().storage, arguments.job))
-    told = ""
-    while (outcome := record.outcome()) is None:
-        beats = [beat for beat in record.heartbeats() if beat.step is not None]
-        line = (
-            training_line(max(beats, key=lambda b: (b.role == "chief", b.step or 0)))
-            if beats
-            else str(record.state)
-        )
-        if line != told:
-            console.print(line, markup=False)
-            told = line
-        time.sleep(1.0)
-    console.print(
-        f"{outcome.state} after {outcome.step} steps" if outcome.step is not None else str(outcome.state)
-    )
+    """Jobs while they train, the newest by default: a table on a terminal, lines elsewhere; 0 when all succeeded.
+
+    With `--once` it shows how they stand now, and says 0 unless one has failed.
+    """
+    storage = open_platform().storage
+    folders = list(dict.fromkeys(_find(storage, text) for text in arguments.job or ["latest"]))
+    records = {_name(folder): JobRecord.open(folder) for folder in folders}
+    if arguments.once:
+        for name, record in records.items():
+            console.print(job_table(JobNow.of(name, record), console.width))
+        ends = [record.outcome() for record in records.values()]
+    else:
+        watcher = LiveJobs(console) if console.is_terminal else PlainJobs(console)
+        ends = list(watch(records, watcher, sleep=time.sleep))
+        for name, outcome in zip(records, ends, strict=True):
+            _print_end(name if len(records) > 1 else "", outcome, console)
+    return int(any(outcome is not None and outcome.state is not JobState.SUCCEEDED for outcome in ends))
+
+
+def _print_end(name: str, outcome: Outcome, console: Console) -> None:
+    after = f" after {outcome.step} steps" if outcome.step is not None else ""
+    console.print(f"{name + ': ' if name else ''}{outcome.state}{after}", markup=False)
     if outcome.failure:
-        console.print(outcome.failure.card(), markup=False, soft_wrap=True)
-    return 0 if outcome.failure is None else 1
+        console.print(outcome.failure.card(name), markup=False, soft_wrap=True)
 
 
 def _folders(storage: Path) -> list[Path]:
@@ -108,6 +141,8 @@ def _find(storage: Path, text: str) -> Path:
     )
     if len(found) == 1:
         return found[0]
+    if not found and text == "latest":
+        raise NoSuchJob("there are no jobs yet", hint="`trainyard run` starts a pipeline")
     if not found:
         raise NoSuchJob(f"no job is called {text!r}", hint="`trainyard jobs list` shows all jobs")
     names = ", ".join(map(_name, found[:5]))
