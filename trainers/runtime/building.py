@@ -102,6 +102,8 @@ def make_model(module: TrainerModule, ctx: TrainerContext, data: Callable[[Any],
     where = f"build_model of {module.name}"
     if not isinstance(model, (keras.Model, keras.Layer, tf.Module)):
         raise UnusableTrainer(f"{where} must return a keras.Model or a tf.Module, got {type(model).__name__}")
+    if not callable(model):
+        raise UnusableTrainer(f"{where} returns a {type(model).__name__} that has no __call__(features)")
     is_keras = isinstance(model, keras.Layer)
     if precision != "float32" and not is_keras:
         raise UnusableSetting(

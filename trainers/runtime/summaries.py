@@ -248,8 +248,11 @@ def train_summaries(
             writer.graph(graph)
 
     def learning_rate() -> float | None:
+        import tensorflow as tf
+
         rate = getattr(optimizer, "learning_rate", None)
-        return None if rate is None else float(rate)
+        # Of a mirrored variable only a tensor becomes a number.
+        return None if rate is None else float(tf.convert_to_tensor(rate))
 
     return TrainSummaries(
         settings, progress, writer=writer, learning_rate=learning_rate, weights=lambda: _weights(model)
