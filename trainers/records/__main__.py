@@ -37,7 +37,7 @@ __all__ = ["main"]
 _REQUIRED = ("source", "output", "name", "label")
 _OPTIONAL = (
     *("key", "eval_fraction", "shards", "image", "quarantine_threshold", "batch_rows", "schema"),
-    *("compression", "format", "partitions", "span", "split", "checks", "statistics"),
+    *("compression", "format", "partitions", "span", "split", "checks", "statistics", "baseline"),
     *("layout", "block_rows", "processes"),
 )
 _WINDOW = ("window", "held_out")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainers.job.files import write_bytes, write_json
+from trainers.records.drift import Drift
 from trainers.records.errors import (
     ColumnError,
     DatasetCorrupt,
@@ -38,6 +39,7 @@ from trainers.records.manifest import (
     told,
 )
 from trainers.records.options import CODE_VERSION, Options, fingerprint
+from trainers.records.quality import DRIFT, REPORT, Known, baseline_of, check, recheck
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import SPEAK_EVERY, Source, SourceFile, list_files
 from trainers.records.statistics import Statistics
@@ -89,6 +91,7 @@ def prepare(
     layout: str = "rows",
     block_rows: int = 1024,
     processes: int | None = None,
+    baseline: str | Path = "",
     progress: Progress = print,
 ) -> Manifest:
     """Turn raw data into a dataset of TFRecords at `output`/<fingerprint>/, or find it there.
@@ -112,6 +115,8 @@ def prepare(
         partitions: which folders of a partitioned source to take: {"dt": ["2013-01", "2013-02"]}.
         split: how rows are dealt to splits, when not by `eval_fraction`; see records.splits.
         checks: "module:function" or a list of them: the user's own checks of rows, see records.rules.
+        baseline: a dataset to compare with, by its manifest; "previous" for the span before this one. Where a
+            threshold says fail, nothing is published; see records.drift.
         statistics: False counts rows and missing values only, which is faster.
         layout: "rows" for one row an Example, which everything reads; "blocks" for `block_rows` rows an Example,
             which `records.Dataset` reads several times as fast, shuffled within a shard (see records.blocks).
@@ -144,6 +149,7 @@ def prepare(
         layout=layout,
         block_rows=block_rows,
         processes=processes,
+        baseline=baseline,
     )
     return build(options, progress).manifest
 
@@ -151,7 +157,21 @@ def prepare(
 def build(options: Options, progress: Progress) -> Prepared:
     """The same as `prepare`; says also whether the dataset was there before."""
     listing = look(options, progress)
-    return publishing(listing, progress, lambda: Build(options, listing, progress).run())
+    prepared = publishing(listing, progress, lambda: Build(options, listing, progress).run())
+    return judged(prepared, options, progress)
+
+
+def judged(prepared: Prepared, options: Options, progress: Progress) -> Prepared:
+    """The same dataset, compared with the baseline where it was there before; DriftFailed as `prepare`."""
+    if prepared.reused and options.baseline:
+        baseline = baseline_of(options.baseline, options.output, options.span)
+        _say_drift(recheck(prepared.manifest, baseline), progress)
+    return prepared
+
+
+def _say_drift(drift: Drift | None, progress: Progress) -> None:
+    for line in str(drift).splitlines() if drift is not None else ():
+        progress(f"drift: {line}")
 
 
 def look(options: Options, progress: Progress) -> Listing:
@@ -226,9 +246,9 @@ def _clear(folder: Path, suffix: str = "") -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove everything but the quarantine, which says why there is no dataset."""
+    """Remove everything but what says why there is no dataset: the quarantine, the drift and its report."""
     for path in folder.iterdir():
-        if path.name != QUARANTINE:
+        if path.name not in (QUARANTINE, DRIFT, REPORT):
             path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -372,6 +392,11 @@ class Build:
         write_json(self.folder / SCHEMA, schema.to_dict())
         states = {split: by_split[split].state() for split in SPLITS}
         write_bytes(self.folder / STATISTICS, json.dumps(states).encode())
+        known = Known(
+            f"{self.options.name} {self.options.span}".strip(), schema, {s: by_split[s] for s in counts}
+        )
+        baseline = baseline_of(self.options.baseline, self.options.output, self.options.span)
+        _say_drift(check(self.folder, known, counts, bad, baseline), self.progress)
         sync_folder(self.folder)
         manifest = Manifest(
             name=self.options.name,

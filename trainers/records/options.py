@@ -62,6 +62,7 @@ class Options:
     split: Mapping[str, Any] | None = None
     checks: Sequence[str] = ()
     statistics: bool = True
+    baseline: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -81,9 +82,7 @@ class Options:
             )
         if self.image not in ("raw", "encoded"):
             raise InvalidOption("image", "be raw or encoded", self.image)
-        object.__setattr__(self, "checks", _checks(self.checks))
-        if not isinstance(self.statistics, bool):
-            raise InvalidOption("statistics", "be true or false", self.statistics)
+        self._check_quality()
         SplitRule.parse(self.split, self.eval_fraction)
         if self.compression not in COMPRESSIONS:
             raise InvalidOption("compression", "be empty, GZIP or ZLIB", self.compression)
@@ -108,6 +107,7 @@ class Options:
         schema: str | Path | None = None,
         format: Any = None,
         partitions: Any = None,
+        baseline: str | Path | None = None,
         **options: Any,
     ) -> Options:
         """Options from plain values: paths or URLs, the path of a schema.json, objects of JSON."""
@@ -121,8 +121,16 @@ class Options:
             schema=loaded,
             format=Format.parse(format),
             partitions=check_partitions(partitions),
+            baseline=_baseline(baseline),
             **options,
         )
+
+    def _check_quality(self) -> None:
+        object.__setattr__(self, "checks", _checks(self.checks))
+        if not isinstance(self.statistics, bool):
+            raise InvalidOption("statistics", "be true or false", self.statistics)
+        if self.baseline == "previous" and not self.span:
+            raise InvalidOption("baseline", "be a manifest where there is no span", self.baseline)
 
     @property
     def rule(self) -> SplitRule:
@@ -157,6 +165,14 @@ class Options:
         if not self.statistics:
             content["statistics"] = False
         return content
+
+
+def _baseline(baseline: str | Path | None) -> str:
+    if not baseline or baseline == "previous":
+        return baseline or ""
+    if not isinstance(baseline, (str, Path)):
+        raise InvalidOption("baseline", 'be the path of a manifest, or "previous"', baseline)
+    return str(local_path("baseline", baseline))
 
 
 def _checks(checks: Any) -> tuple[str, ...]:

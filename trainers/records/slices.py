@@ -26,6 +26,7 @@ from trainers.records.build import (
     Prepared,
     Progress,
     existing,
+    judged,
     lock_of,
     look,
     publishing,
@@ -205,7 +206,8 @@ def publish(path: str | Path, progress: Progress) -> Prepared:
         progress(f"nothing to do: {folder} holds this dataset, digest {manifest.digest[:16]}")
         return Prepared(manifest, reused=True)
     found = Plan.load(path)
-    return publishing(found.listing, progress, lambda: _merged(found, progress))
+    prepared = publishing(found.listing, progress, lambda: _merged(found, progress))
+    return judged(prepared, found.options(), progress)
 
 
 def _merged(found: Plan, progress: Progress) -> Manifest:

@@ -45,6 +45,7 @@ class _ValueCounts:
 
     def __init__(self) -> None:
         self._parts: list[pa.Table] = []
+        self._state: list[list[Any]] | None = None  # until more comes
 
     def add(self, array: pa.Array) -> bool:
         """Count the values of a batch; False when there are too many different ones."""
@@ -57,12 +58,10 @@ class _ValueCounts:
 
     def state(self) -> list[list[Any]] | None:
         """Values in their order and their counts, as two lists; None when there are too many."""
-        if not self._sum_up():
-            return None
-        if not self._parts:
-            return [[], []]
-        table = self._parts[0].sort_by("values")
-        return [table["values"].to_pylist(), table["counts"].to_pylist()]
+        if self._state is None and self._sum_up():
+            table = self._parts[0].sort_by("values") if self._parts else None
+            self._state = [table[name].to_pylist() for name in table.column_names] if table else [[], []]
+        return self._state
 
     def hashes(self) -> np.ndarray:
         """Hashes of all values so far."""
@@ -70,6 +69,7 @@ class _ValueCounts:
         return np.concatenate([none, *(hash_values(c) for t in self._parts for c in t["values"].chunks)])
 
     def _take(self, values: pa.Array, counts: pa.Array) -> bool:
+        self._state = None
         self._parts.append(pa.table({"values": values.cast(pa.string()), "counts": counts}))
         return sum(map(len, self._parts)) <= 4 * MAX_DISTINCT or self._sum_up()
 
@@ -143,6 +143,12 @@ class FeatureStatistics:
                 return
             self._take_waiting()
             values = values[room:]
+
+    def settle(self) -> None:
+        """Take in numbers that still wait to be looked at with others, before anything is read off."""
+        self._take_waiting()
+        if self.values is not None and self.values.state() is None:
+            self._overflow()
 
     def _take_waiting(self) -> None:
         if not self._waiting:
@@ -221,10 +227,7 @@ class FeatureStatistics:
 
     def state(self) -> dict[str, Any]:
         """All that `merge` needs, as JSON values."""
-        self._take_waiting()
-        values = self.values.state() if self.values is not None else None
-        if values is None:
-            self._overflow()
+        self.settle()
         out = {
             "count": self.count,
             "missing": self.missing,
@@ -237,12 +240,12 @@ class FeatureStatistics:
         if self.numeric:
             out |= {"moments": self.moments.state(), "numbers": self.numbers.state()}
         elif self.feature.type == "string":
-            out["values"] = values
+            out["values"] = self.values.state() if self.values is not None else None
         return out
 
     def summary(self) -> dict[str, Any]:
         """The statistics as they stand in a manifest."""
-        self._take_waiting()
+        self.settle()
         out: dict[str, Any] = {"count": self.count, "missing": self.missing, **self.ranges}
         if "length" in self.totals:
             out["mean_length"] = self.totals["length"] / max(1, self._value_count())
@@ -302,7 +305,7 @@ class FeatureStatistics:
 
     def domain(self) -> dict[str, Any] | None:
         """What a schema says about the values."""
-        self._take_waiting()
+        self.settle()
         if "min" in self.ranges:
             return {"min": self.ranges["min"], "max": self.ranges["max"]}
         counts = self.counts()
@@ -345,6 +348,11 @@ class Statistics:
         """Take in a batch of mapped columns."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             self.features[name].add(column)
+
+    def settle(self) -> None:
+        """Make all accumulators ready to be read."""
+        for feature in self.features.values():
+            feature.settle()
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Take in another's `state`."""
