@@ -29,6 +29,7 @@ def test_pictures(pictures, run, said, tmp_path):
         "eval-00000-of-00002.tfrecord",
         "eval-00001-of-00002.tfrecord",
         "manifest.json",
+        "report.html",
         "schema.json",
         "statistics.json",
         "train-00000-of-00002.tfrecord",
