@@ -2,6 +2,7 @@
 
     from trainyard import form, prepare, train, evaluate, gate, release
 
+    extract_sql    a database's rows to raw data
     prepare   raw data to sharded records; prepare_spans the same for a window of months, say
     records_asset, announced_records    to schedule a pipeline on new records, and to take them
     train     a gang of chief, workers and parameter servers
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trainyard.assets import records_asset
     from trainyard.failing import RetryByClass, explained
     from trainyard.groups.evaluate import evaluate
+    from trainyard.groups.extract import extract_sql
     from trainyard.groups.gate import gate
     from trainyard.groups.prepare import announced_records, prepare, prepare_spans
     from trainyard.groups.release import release
@@ -47,6 +49,7 @@ _HOMES = {
     "check_form": "trainyard.trigger_form",
     "evaluate": "trainyard.groups.evaluate",
     "explained": "trainyard.failing",
+    "extract_sql": "trainyard.groups.extract",
     "form": "trainyard.trigger_form",
     "gate": "trainyard.groups.gate",
     "prepare": "trainyard.groups.prepare",
@@ -69,6 +72,7 @@ __all__ = [
     "check_form",
     "evaluate",
     "explained",
+    "extract_sql",
     "form",
     "gate",
     "prepare",

@@ -20,7 +20,9 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     home = tmp_path_factory.mktemp("platform") / "home"
     dags = tmp_path_factory.mktemp("dags")
     examples = REPO / "docs" / "examples"
-    for file in [*(REPO / "dags").glob("*.py"), examples / "wine_checked.py"]:
+    for name in ("wine_checked.py", "flights_on_new_records.py"):
+        (dags / name).symlink_to(examples / name)
+    for file in (REPO / "dags").glob("*.py"):
         (dags / file.name).symlink_to(file)
     settings = replace(Settings.from_environment({}, home=home), dags=dags)
     before = os.environ.get("PYTHONPATH")
