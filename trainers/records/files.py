@@ -33,7 +33,7 @@ COMPRESSED = {".gz": "gzip", ".zst": "zstd"}  # by the last suffix, as Arrow nam
 
 _CHUNK = 1 << 20
 _VALIDATORS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "crc32c")
-_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "Last-Modified", "created")
+_TIMES = ("LastModified", "last_modified", "updated", "created", "mtime", "modified", "Last-Modified")
 
 # Bytes of files that had to be copied, by location and version; removed when the process ends.
 _staged: dict[tuple[str, str], Path] = {}
@@ -136,7 +136,7 @@ class SourceFile:
         if not self.remote:
             return Path(self.location).read_bytes()
         with self.raw() as opened:
-            return opened.read()
+            return b"".join(iter(lambda: opened.read(_CHUNK), b""))
 
     def check_unchanged(self) -> None:
         """SourceChanged when the file isn't the one that was listed."""
@@ -205,7 +205,9 @@ def version_from(location: str, info: Mapping[str, Any]) -> tuple[int, str]:
     """Size and version from what a store says of a file."""
     size = info.get("size")
     etag = next((str(info[name]) for name in _VALIDATORS if info.get(name)), "")
-    time = next((str(info[name]) for name in _TIMES if info.get(name)), "")
+    time = next((info[name] for name in _TIMES if info.get(name)), "")
+    if isinstance(time, datetime.datetime):  # a listing may give seconds where a look at one file gives this
+        time = time.timestamp()
     if size is not None and (etag or time):
         return int(size), f"etag:{etag}" if etag else f"time:{time}"
     path, size, digest = _fetch(location)
@@ -283,7 +285,10 @@ class _Counted(io.RawIOBase):
             raise
         self._done += len(chunk)
         if not chunk and size and self._done != self._file.size:
-            raise SourceChanged(self._file.location, f"ended after {self._done} of {self._file.size} bytes")
+            self._file.check_unchanged()
+            raise SourceUnreachable(
+                self._file.location, f"gave {self._done} of its {self._file.size} bytes", hint="run again"
+            )
         return chunk
 
     def close(self) -> None:
