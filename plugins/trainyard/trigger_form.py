@@ -17,13 +17,14 @@ from airflow.sdk.definitions._internal.mixins import ResolveMixin
 
 from serving.release.gate import ERRORS
 from trainers.job.spec import Strategy, StrategyKind, TrainingJob, standard_roles
+from trainers.job.training_args import PRECISIONS
 from trainyard.failing import RetryByClass, explained
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, Operator
     from airflow.sdk.definitions.xcom_arg import XComArg
 
-__all__ = ["DEFAULTS", "FromForm", "check_form", "form", "strategy_of"]
+__all__ = ["DEFAULTS", "FromForm", "check_form", "form", "strategy_of", "training_args_of"]
 
 DEFAULTS: Mapping[str, Any] = {
     "strategy": "parameter_server",
@@ -35,6 +36,10 @@ DEFAULTS: Mapping[str, Any] = {
     "steps": 400,
     "batch_size": 64,
     "learning_rate": 0.001,
+    "learning_rate_schedule": None,
+    "gradient_clip_norm": None,
+    "ema_momentum": None,
+    "mixed_precision": "float32",
     "seed": 1,
     "metric": "accuracy",
     "min_accuracy": 0.9,
@@ -132,6 +137,34 @@ def form(*, max_workers: int = 64, max_ps: int = 16, **defaults: Any) -> dict[st
             "maximum": 100,
             "title": "Learning rate",
             "section": _TRAINING,
+        },
+        "learning_rate_schedule": {
+            "type": ["object", "null"],
+            "title": "Learning rate schedule",
+            "section": _TRAINING,
+            "description_md": 'Empty: constant. Else as in `{"name": "cosine", "warmup_steps": 100}`.',
+        },
+        "gradient_clip_norm": {
+            "type": ["number", "null"],
+            "exclusiveMinimum": 0,
+            "title": "Clip gradients",
+            "section": _TRAINING,
+            "description_md": "To this global norm. Empty: not at all.",
+        },
+        "ema_momentum": {
+            "type": ["number", "null"],
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 1,
+            "title": "Momentum of weight averages",
+            "section": _TRAINING,
+            "description_md": "As 0.999: moving averages of the weights are evaluated and released. Empty: none.",
+        },
+        "mixed_precision": {
+            "type": "string",
+            "enum": list(PRECISIONS),
+            "title": "Precision",
+            "section": _TRAINING,
+            "description_md": "What layers compute in; weights stay float32.",
         },
         "seed": {
             "type": "integer",
@@ -268,6 +301,16 @@ def strategy_of(values: Mapping[str, Any]) -> Strategy:
     return Strategy(kind, sync=values["sync"], backup_workers=values["backup_workers"])
 
 
+def training_args_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a form's values are arguments of the job; fields that are empty are left out."""
+    args = {name: values[name] for name in ("steps", "batch_size", "learning_rate", "seed")}
+    for name in ("learning_rate_schedule", "gradient_clip_norm", "ema_momentum"):
+        if values.get(name):
+            args[name] = values[name]
+    precision = values.get("mixed_precision", "float32")
+    return args if precision == "float32" else {**args, "mixed_precision": precision}
+
+
 @task(task_id="check_form", retries=0, retry_policy=RetryByClass())
 @explained
 def _check(**context: Any) -> None:
@@ -276,8 +319,7 @@ def _check(**context: Any) -> None:
     roles = standard_roles(
         strategy, workers=values["workers"], ps=values["ps"], evaluator=values["evaluator"]
     )
-    args = {name: values[name] for name in ("steps", "batch_size", "learning_rate", "seed")}
-    TrainingJob("form", "form", args=args, roles=roles, strategy=strategy)
+    TrainingJob("form", "form", args=training_args_of(values), roles=roles, strategy=strategy)
 
 
 def check_form() -> XComArg:

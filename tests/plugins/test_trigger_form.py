@@ -10,7 +10,7 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 from trainyard import FromForm, form
 from trainyard.failing import StepFailed
-from trainyard.trigger_form import DEFAULTS, Under, check_form
+from trainyard.trigger_form import DEFAULTS, Under, check_form, training_args_of
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,10 @@ from trainyard.trigger_form import DEFAULTS, Under, check_form
         ("batch_size", 0),
         ("learning_rate", 0),
         ("learning_rate", "fast"),
+        ("learning_rate_schedule", "cosine"),
+        ("gradient_clip_norm", 0),
+        ("ema_momentum", 1),
+        ("mixed_precision", "float8"),
         ("seed", -1),
         ("min_accuracy", 1.1),
         ("max_drop", -0.1),
@@ -88,6 +92,11 @@ def test_values_come_from_the_run_with_their_type(context_of: Any) -> None:
         ({"workers": 0}, "workers must be 1 or more"),
         ({"ps": 0}, "ps must be 1 or more"),
         ({"sync": True, "backup_workers": 2}, "strategy.backup_workers must be below"),
+        ({"learning_rate_schedule": {"name": "cosine", "warmup_steps": 9}, "ema_momentum": 0.9}, None),
+        (
+            {"learning_rate_schedule": {"name": "linear"}},
+            "learning_rate_schedule.name must be one of constant",
+        ),
     ],
 )
 def test_fields_that_do_not_agree_are_refused_by_the_first_task(
@@ -104,3 +113,10 @@ def test_fields_that_do_not_agree_are_refused_by_the_first_task(
     with pytest.raises(StepFailed, match=words):
         task.python_callable(**context)
     assert context["ti"].xcom["failure"]["class"] == "CONFIG"
+
+
+def test_fields_that_are_empty_are_no_arguments_of_the_job() -> None:
+    plain = {"steps": 400, "batch_size": 64, "learning_rate": 0.001, "seed": 1}
+    assert training_args_of(DEFAULTS) == plain
+    more = {"gradient_clip_norm": 1.5, "mixed_precision": "bfloat16", "ema_momentum": 0.99}
+    assert training_args_of({**DEFAULTS, **more}) == {**plain, **more}

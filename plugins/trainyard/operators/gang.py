@@ -27,14 +27,13 @@ from trainyard.links import MlflowRunLink
 from trainyard.operators.replica import replica_kwargs
 from trainyard.settings import PipelineSettings
 from trainyard.tracking import early_run, run_url
-from trainyard.trigger_form import DEFAULTS, strategy_of
+from trainyard.trigger_form import DEFAULTS, strategy_of, training_args_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 __all__ = ["CleanupOperator", "JobTemplate", "PlanOperator", "ServiceOperator", "VerdictOperator"]
 
-_ARGS = ("steps", "batch_size", "learning_rate", "seed")
 # Of several replicas' failures, the one that says most: a cause before what followed from it.
 _TELLING = (
     FailureClass.USER,
@@ -78,7 +77,7 @@ class JobTemplate:
         return TrainingJob(
             name=self.name,
             trainer=self.trainer,
-            args={**{name: values[name] for name in _ARGS}, **self.args},
+            args={**training_args_of(values), **self.args},
             roles=standard_roles(
                 strategy,
                 workers=values["workers"],
