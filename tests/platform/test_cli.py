@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from trainyard import cli
-from trainyard.commands import jobs, models, platform
+from trainyard.commands import models, platform
 from trainyard.commands import run as run_command
 from trainyard.platform.airflow_api import AirflowUnreachable
 from trainyard.platform.embedded import Platform, PlatformFailed
@@ -330,96 +330,6 @@ def test_little_room_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(platform, "check_room", lambda folders: ["only 2.0 GB of memory free"])
     platform.tell_room(Platform(home), Console(file=out))
     assert out.getvalue().startswith("warning: only 2.0 GB")
-
-
-def job(storage: Path, name: str, outcome: dict[str, Any] | None = None) -> Path:
-    from trainers.job.plan import Cluster, make_plan
-    from trainers.job.record import JobRecord
-    from trainers.job.spec import Strategy, TrainingJob, standard_roles
-
-    folder = storage / "jobs" / name
-    strategy = Strategy("local")  # type: ignore[arg-type]
-    spec = TrainingJob(
-        name="digits",
-        trainer="trainers.models.digits",
-        args={"steps": 10},
-        roles=standard_roles(strategy),
-        strategy=strategy,
-        inputs={"records": "/x/manifest.json"},
-        output=str(folder),
-    )
-    plan = make_plan(spec, Cluster.process([5000], "trainyard"), gang="g")
-    JobRecord.create(plan)
-    (folder / "heartbeats").mkdir(exist_ok=True)
-    beat = {"role": "chief", "index": 0, "step": 7, "target": 10}
-    (folder / "heartbeats" / "chief-0.json").write_text(json.dumps(beat))
-    if outcome:
-        (folder / "outcome.json").write_text(json.dumps({"at": 0.0, **outcome}))
-    return folder
-
-
-DONE = {"state": "SUCCEEDED", "step": 10, "metrics": {"loss": 0.1}}
-FAILED = {"state": "FAILED", "step": 3, "failure": {"class": "USER", "reason": "loss is nan"}}
-
-
-def test_jobs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["jobs", "list"]) == 0
-    assert "no jobs yet" in capsys.readouterr().out
-    storage = home / "storage"
-    job(storage, "d/run-1", DONE)
-    os.utime(storage / "jobs" / "d" / "run-1" / "plan.json", (0, 0))
-    job(storage, "d/run-2")
-    assert cli.main(["jobs", "list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[:3] == ["d/run-2", "PLANNED", "7"]
-    assert lines[2].split()[:3] == ["d/run-1", "SUCCEEDED", "10"]
-    assert cli.main(["jobs", "show", "run-1"]) == 0
-    shown = capsys.readouterr().out
-    assert "d/run-1: SUCCEEDED" in shown
-    assert "10 steps; loss 0.1000" in shown
-    assert cli.main(["jobs", "show", "latest"]) == 0
-    assert "chief-0: training: step 7/10" in capsys.readouterr().out
-    assert cli.main(["jobs", "show", "run"]) == cli.EXIT_REFUSED
-    assert "could be 2 jobs" in capsys.readouterr().err
-    assert cli.main(["jobs", "show", "zzz"]) == cli.EXIT_REFUSED
-    assert "jobs list" in capsys.readouterr().err
-
-
-def test_a_failed_job_shows_its_card_and_attempts(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = job(home / "storage", "d/run-1", FAILED)
-    (folder / "attempts").mkdir()
-    attempt = {
-        "role": "chief",
-        "index": 0,
-        "number": 1,
-        "generation": 1,
-        "pid": 1,
-        "started": 1.0,
-        "ended": 4.0,
-        "exit_code": 81,
-        "failure_class": "USER",
-        "reason": "loss is nan",
-    }
-    (folder / "attempts" / "chief-0-0001.json").write_text(json.dumps(attempt))
-    assert cli.main(["jobs", "show", "d/run-1"]) == 0
-    shown = capsys.readouterr().out
-    assert "chief-0 process 1: after 3.0 s, exit code 81, USER: loss is nan" in shown
-    assert "FAILED USER: d/run-1" in shown
-    assert cli.main(["jobs", "watch", "d/run-1"]) == 1
-    assert "FAILED after 3 steps" in capsys.readouterr().out
-
-
-def test_watching_a_job_to_its_end(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = job(home / "storage", "d/run-1")
-
-    def finish(_: float) -> None:
-        (folder / "outcome.json").write_text(json.dumps({"at": 0.0, **DONE}))
-
-    monkeypatch.setattr(jobs.time, "sleep", finish)
-    assert cli.main(["jobs", "watch", "latest"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["training: step 7/10", "SUCCEEDED after 10 steps"]
 
 
 def test_models(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

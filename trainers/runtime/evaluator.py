@@ -93,7 +93,11 @@ class Evaluator:
         from trainers.runtime.restore import Restorable
 
         known = Restorable(self._record.folder)
-        done = {evaluation.step for evaluation in evaluations(self._record.folder)}
+        before = evaluations(self._record.folder)
+        done = {evaluation.step for evaluation in before}
+        for evaluation in before[-1:]:
+            # A life that was killed between record and event file has left one out.
+            self._draw(evaluation.step, evaluation.metrics)
         tries: collections.Counter[int] = collections.Counter()
         while True:
             # The outcome first: what is newest after it is the last.
@@ -116,6 +120,14 @@ class Evaluator:
         if self._events is not None:
             self._events.close()
         self.beat("ended")
+
+    def _draw(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write an evaluation to the event files, in the place of what an earlier life wrote from its step on."""
+        if not SummarySettings.of(self._job).on:
+            return
+        if self._events is None:
+            self._events = EventWriter(summary_folder(self._record.folder, "eval"), begin=step - 1)
+        self._events.scalars(step, metrics)
 
     def _import(self) -> None:
         from trainers.runtime.lean import import_tensorflow
@@ -157,11 +169,7 @@ class Evaluator:
             self._record.folder,
             Evaluation(trained.step, metrics, found.examples, round(seconds, 3)),
         )
-        if SummarySettings.of(self._job).on:
-            self._events = self._events or EventWriter(
-                summary_folder(self._record.folder, "eval"), begin=trained.step - 1
-            )
-            self._events.scalars(trained.step, metrics)
+        self._draw(trained.step, metrics)
         rate = round(found.examples / seconds, 1) if seconds > 0 else None
         self.beat("evaluating", step=trained.step, loss=metrics.get("loss"), examples_per_s=rate)
         log.info(
