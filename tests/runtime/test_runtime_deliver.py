@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from trainers.job.files import read_json, write_json
+from trainers.job.observations import Evaluation, add_evaluation, evaluations_path
 from trainers.job.record import JobRecord, JobState
 from trainers.runtime import deliver as deliver_module
 from trainers.runtime.deliver import ENV_URI, Delivery, Undelivered, deliver, main
@@ -57,6 +58,29 @@ def job(jobs: Any) -> Path:
 
 
 ENV = {ENV_URI: "http://mlflow"}
+
+
+def test_evaluations_arrive_through_the_spool_with_their_steps(job: Path) -> None:
+    client, spool = FakeClient(), Spool(job)
+    assert deliver(job, client=client, environ=ENV) == 0
+    spool.metrics({"loss": 0.5}, step=100)
+    add_evaluation(job, Evaluation(100, {"accuracy": 0.9, "loss": 0.4}, 364, 0.1))
+    with evaluations_path(job).open("a") as f:
+        f.write('{"step": 150, "metri')  # its writer was killed
+    assert deliver(job, client=client, environ=ENV) == 3
+    add_evaluation(job, Evaluation(200, {"accuracy": 0.95}, 364, 0.1))  # after the end of the chief
+    client.down = True
+    with pytest.raises(Undelivered):
+        deliver(job, client=client, environ=ENV)
+    client.down = False
+    assert deliver(job, client=client, environ=ENV) == 1
+    assert deliver(job, client=client, environ=ENV) == 0
+    assert client.metrics == [
+        ("loss", 0.5, 100),
+        ("eval_accuracy", 0.9, 100),
+        ("eval_loss", 0.4, 100),
+        ("eval_accuracy", 0.95, 200),
+    ]
 
 
 def test_lines_arrive_in_order_and_once(job: Path) -> None:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from trainers.job.errors import InfraError
-from trainers.job.files import read_json, write_json
+from trainers.job.files import append_json_line, read_json, write_json
+from trainers.job.observations import evaluations_path
 from trainers.job.record import JobRecord
 from trainers.runtime.tracking import spool_path
 
@@ -59,7 +60,10 @@ def deliver(job_folder: Path | str, *, client: Any = None, environ: Mapping[str,
         return 0
     with _alone(spool.parent):
         position_file = spool.parent / _POSITION
-        position = int((read_json(position_file) or {"bytes": 0})["bytes"])
+        reached = {"bytes": 0, "evaluations": 0, **(read_json(position_file) or {})}
+        if _spool_evaluations(folder, spool, reached):
+            write_json(position_file, reached)
+        position = int(reached["bytes"])
         with spool.open("rb") as f:
             f.seek(position)
             data = f.read()
@@ -73,8 +77,32 @@ def deliver(job_folder: Path | str, *, client: Any = None, environ: Mapping[str,
             with _reaching(uri, folder):
                 _send(client, run_id, batch)
             position += sum(map(len, batch))
-            write_json(position_file, {"bytes": position})
+            write_json(position_file, {**reached, "bytes": position})
         return len(lines)
+
+
+def _spool_evaluations(folder: Path, spool: Path, reached: dict[str, int]) -> bool:
+    """Bring what an evaluator has found since into the spool, as metrics named eval_...; whether there was any.
+
+    Its own process does not: a spool has one writer at a time, and an evaluator may outlive the chief.
+    """
+    path = evaluations_path(folder)
+    if not path.exists():
+        return False
+    with path.open("rb") as f:
+        f.seek(reached["evaluations"])
+        data = f.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    for line in whole.splitlines():
+        with contextlib.suppress(
+            ValueError, KeyError, TypeError, AttributeError
+        ):  # half a line of a killed writer
+            found = json.loads(line)
+            place = {"step": int(found["step"]), "at": int(found["at"] * 1000)}
+            for name, value in found["metrics"].items():
+                append_json_line(spool, {"metric": f"eval_{name}", "value": float(value), **place})
+    reached["evaluations"] += len(whole)
+    return bool(whole)
 
 
 @contextlib.contextmanager
