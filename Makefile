@@ -24,10 +24,10 @@ help: ## list the verbs
 install: $(RUN) ## make .venv with the pinned requirements
 venv: $(DEV) ## the same with what tests and checks need
 
-$(RUN): requirements.txt pyproject.toml scripts/install scripts/uv.txt
+$(RUN): requirements.txt pyproject.toml scripts/install scripts/uv.txt trainers/records/native/encode.c
 	@scripts/install "$(VENV)"
 
-$(DEV): requirements-dev.txt pyproject.toml scripts/install scripts/uv.txt
+$(DEV): requirements-dev.txt pyproject.toml scripts/install scripts/uv.txt trainers/records/native/encode.c
 	@scripts/install "$(VENV)" --dev
 
 lock: $(DEV) ## renew requirements.txt and requirements-dev.txt from the .in files

@@ -45,6 +45,7 @@ from trainers.records.source import SPEAK_EVERY, Source, SourceFile, list_files
 from trainers.records.statistics import Statistics
 from trainers.records.units import Unit, UnitResult
 from trainers.records.validate import check_threshold, merge
+from trainers.records.workers import Work, processes_for, write
 from trainers.records.write import TEMP_SUFFIX, sync_folder, temp_path
 
 __all__ = ["Build", "Listing", "Prepared", "build", "existing", "look", "prepare", "publishing"]
@@ -281,6 +282,7 @@ class Build:
 
     def __init__(self, options: Options, listing: Listing, progress: Progress) -> None:
         self.options = options
+        self.listing = listing
         self.folder = listing.folder
         self.fingerprint = listing.fingerprint
         self.progress = progress
@@ -290,7 +292,17 @@ class Build:
         """Write all units and publish."""
         schema = self.schema()
         units = self.units(schema)
-        return self.finish(schema, units, [self.unit(unit, schema) for unit in units])
+        return self.finish(schema, units, self.write(units, schema))
+
+    def write(self, units: Sequence[Unit], schema: Schema) -> list[UnitResult]:
+        """Write some units, by as many processes as the options say; no influence on what is written."""
+        size = sum(file.size for file in self.listing.files) * len(units) // max(1, units[0].count)
+        processes = processes_for(self.options.processes, size, len(units))
+        if processes == 1:
+            return [self.unit(unit, schema) for unit in units]
+        self.progress(f"{len(units)} units by {processes} processes")
+        work = Work(self.options, *self.listing, schema)
+        return write(work, units, processes, self.progress)
 
     def finish(self, schema: Schema, units: Sequence[Unit], results: Sequence[UnitResult]) -> Manifest:
         """Publish what all units wrote: the quarantine, the schema, and last the manifest."""
@@ -329,19 +341,20 @@ class Build:
             given[name]  # raises ColumnError
         return given
 
-    def units(self, schema: Schema) -> list[Unit]:
-        """All units of the dataset, in order."""
+    def units(self, schema: Schema, *, quiet: bool = False) -> list[Unit]:
+        """All units of the dataset, in order; quiet, nothing is said about them."""
         options = self.options if self.key == self.options.key else _with_key(self.options, self.key)
         options.rule.check(schema)
         if options.layout == "blocks":
             BlockShape.of(schema)  # raises InvalidOption before anything is written
         count = self.source.units(options.shards)
         label = schema[options.label]
-        self.progress(
-            f"{len(schema)} features, label {label.name} ({label.type}"
-            + (f", {len(label.names)} classes)" if label.names else ")")
-            + f", {count} units for {options.shards} shards a split"
-        )
+        if not quiet:
+            self.progress(
+                f"{len(schema)} features, label {label.name} ({label.type}"
+                + (f", {len(label.names)} classes)" if label.names else ")")
+                + f", {count} units for {options.shards} shards a split"
+            )
         return [Unit(index, count, self.folder, options) for index in range(count)]
 
     def unit(self, unit: Unit, schema: Schema) -> UnitResult:

@@ -12,7 +12,8 @@ DataError                     class DATA (trainers.job.errors)
     ├── DatasetMissing        there is no manifest, so there is no dataset
     └── DatasetCorrupt        a file of the dataset isn't what its manifest says
 InfraError                    class INFRA
-└── SourceUnreachable         a store doesn't answer, or refuses us
+├── SourceUnreachable         a store doesn't answer, or refuses us
+└── WorkerLost                a process that wrote a part of the dataset was killed, or broke
 ConfigError                   class CONFIG
 ├── InvalidOption             an option of `prepare` is refused
 └── NativeUnavailable         the native encoder was asked for and isn't there
@@ -36,6 +37,7 @@ __all__ = [
     "SourceUnreadable",
     "TooManyBadRows",
     "UnitsMissing",
+    "WorkerLost",
 ]
 
 
@@ -153,3 +155,9 @@ class NativeUnavailable(ConfigError):
     """The native encoder was asked for and isn't there, or is of another version."""
 
     code = "records.native_unavailable"
+
+
+class WorkerLost(InfraError):
+    """A process that wrote a part of the dataset was killed, or failed in a way that isn't the data's."""
+
+    code = "records.worker_lost"

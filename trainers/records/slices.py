@@ -166,7 +166,7 @@ def encode(path: str | Path, index: int | None, progress: Progress) -> dict[str,
             raise InvalidOption("slice", f"be one of the plan's {found.slices}, counted from 0", index)
         work = Build(found.options(), found.listing, progress)
         units = work.units(found.schema)
-        results = [work.unit(units[i], found.schema) for i in found.units_of(index)]
+        results = work.write([units[i] for i in found.units_of(index)], found.schema)
     return {
         "slice": index,
         "units": len(results),

@@ -48,6 +48,16 @@ class UnitResult:
         """Rows written."""
         return sum(shard.records for shard in self.shards)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        shards = [dataclasses.asdict(shard) for shard in self.shards]
+        return {"shards": shards, "bad": self.bad, "statistics": self.statistics}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> UnitResult:
+        """The result of JSON values."""
+        return cls(tuple(Shard(**shard) for shard in data["shards"]), data["bad"], data["statistics"])
+
 
 class Unit:
     """Unit `index` of `count`, in the folder of its dataset."""
@@ -68,7 +78,7 @@ class Unit:
             data = read_json(self.record)
             if data is None:
                 return None
-            result = UnitResult(tuple(Shard(**s) for s in data["shards"]), data["bad"], data["statistics"])
+            result = UnitResult.from_dict(data)
             whole = all(sha256_of_file(self.folder / shard.file) == shard.sha256 for shard in result.shards)
         except (ValueError, KeyError, TypeError, FileNotFoundError):
             return None
@@ -117,12 +127,7 @@ class Unit:
                 temp.replace(self.quarantine)
             shards = tuple(writer.commit() for writer in writers)
         result = UnitResult(shards, quarantine.count, {s: statistics[s].state() for s in self.splits})
-        record = {
-            "shards": [dataclasses.asdict(shard) for shard in result.shards],
-            "bad": result.bad,
-            "statistics": result.statistics,
-        }
-        write_bytes(self.record, json.dumps(record).encode())
+        write_bytes(self.record, json.dumps(result.to_dict()).encode())
         return result
 
     def _blocks(self, schema: Schema, writers: list[ShardWriter], encoder: Encoder) -> list[BlockWriter]:
