@@ -207,3 +207,14 @@ def test_text_goes_through_layers_of_the_model(
     outcome = JobRecord.open(folder).outcome()
     assert outcome is not None
     assert outcome.metrics["loss"] < 0.2
+
+
+def test_the_example_of_the_docs_trains(digits_jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
+    schedule = {"name": "cosine", "warmup_steps": 20}
+    plan = digits_jobs.plan(
+        steps=150, trainer="shifted_digits", learning_rate=0.05, learning_rate_schedule=schedule
+    )
+    outcome = JobRecord.open(train_plan(plan)).outcome()
+    assert outcome is not None
+    assert outcome.metrics["loss"] < 1.0
