@@ -185,6 +185,7 @@ def test_a_look_at_how_a_gang_stands(home: Path, capsys: pytest.CaptureFixture[s
     for number in (1, 2):
         record.write_attempt(Attempt("worker", 0, number, 1, 4711, started=now + number))
     add_evaluation(record.folder, Evaluation(5, {"accuracy": 0.97, "loss": 0.3}, 364, 0.4))
+    (record.folder / "stragglers.json").write_text('{"worker-0": {"since": 1.0, "reason": "silent"}}')
     record.next_generation(1, by="chief-0", reason="STALLED: no step")
     assert cli.main(["jobs", "watch", "run-1", "--once"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -206,6 +207,7 @@ def test_a_look_at_how_a_gang_stands(home: Path, capsys: pytest.CaptureFixture[s
     assert rows["ps-0"] == ["ps-0", "not there yet"]
     assert rows["worker-0"][:3] == ["worker-0", "serving", "2"]
     assert 100 <= int(rows["worker-0"][3].split()[0]) < 160
+    assert rows["worker-0"][4] == "straggler: silent"
     assert rows["evaluator-0"][:4] == ["evaluator-0", "waiting", "5/10", "0.3000"]
     assert lines[-1].startswith("evaluation of step 5: accuracy 0.9700, loss 0.3000 on 364 examples")
     fail(record)

@@ -283,6 +283,29 @@ def test_a_report_of_what_a_run_left(tmp_path: Path) -> None:
     assert report.notes[0].startswith("the server could not be asked")
     assert report.notes[1] == "alias not moved"
     assert sum(stage.seconds for stage in report.stages) == 100.0
+    assert report.training == ""
+
+
+def test_a_report_says_where_the_time_of_training_went(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "d" / "manual__1"
+    for name, value in {
+        "generations/0001.json": {"number": 1, "by": "plan", "reason": "", "at": 100.0},
+        "times/0001.json": {
+            "started": 102.0,
+            "imported": 108.0,
+            "stepped": 110.0,
+            "kept": 130.0,
+            "checkpoint": 1.5,
+        },
+        "outcome.json": {"state": "SUCCEEDED", "at": 130.0},
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(value))
+    report = make_report(platform_of(tmp_path, {}), snapshot([task("hello", "success", 1.0, 2.0)]))
+    assert report.training == "queue 2.0 s, start 6.0 s, init 2.0 s, train 18.5 s, checkpoint 1.5 s"
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=200))
+    assert f"the training job: {report.training}" in out.getvalue()
 
 
 def test_a_report_of_any_pipeline(tmp_path: Path) -> None:

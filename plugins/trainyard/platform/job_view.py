@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trainers.job.files import read_json
 from trainers.job.observations import Evaluation, Remark, evaluations, warnings
 from trainers.job.record import Heartbeat, JobRecord, JobState, Outcome
 from trainers.job.times import asked_at
@@ -42,13 +43,16 @@ _SPINES = {"training": "green", "saving": "green", "evaluating": "green", "ended
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A replica as it stands; `beat` is None before its first sign of life, `age` of that in seconds."""
+    """A replica as it stands; `beat` is None before its first sign of life, `age` of that in seconds.
+
+    `straggler` says why the chief takes it for one ("silent", "slow"), "" when it does not.
+    """
 
     name: str
     beat: Heartbeat | None
     attempts: int
     age: float | None
-    slow: bool = False
+    straggler: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +84,15 @@ class JobNow:
         for replica in plan.replicas:
             beat = beats.get(replica.replica)
             age = None if beat is None else max(0.0, at - beat.at)
-            mark = replica.replica in slow
-            rows.append(Row(replica.replica, beat, attempts.get(replica.replica, 0), age, mark))
+            rows.append(
+                Row(
+                    replica.replica,
+                    beat,
+                    attempts.get(replica.replica, 0),
+                    age,
+                    slow.get(replica.replica, ""),
+                )
+            )
         found = evaluations(record.folder)
         generation = record.generation()
         end = outcome.at if outcome else at
@@ -106,10 +117,10 @@ class JobNow:
         return max(beats, key=lambda beat: (beat.role == "chief", beat.step or 0), default=None)
 
 
-def _stragglers(record: JobRecord) -> frozenset[str]:
-    """Replicas that the record names as slower than their peers now."""
-    named = getattr(record, "stragglers", None)
-    return frozenset(named()) if callable(named) else frozenset()
+def _stragglers(record: JobRecord) -> Mapping[str, str]:
+    """Why the workers that the chief names as stragglers now are such, by replica: "silent" or "slow"."""
+    named = read_json(record.folder / "stragglers.json") or {}
+    return {name: str(said.get("reason", "")) for name, said in named.items()}
 
 
 def job_table(job: JobNow, width: int = 120) -> Group:
@@ -154,7 +165,7 @@ def _cells(row: Row, *, over: bool) -> list[Text]:
         Text(f"{beat.input_wait:.1%}" if beat.input_wait is not None else ""),
         Text(str(max(row.attempts, 1)), "yellow" if row.attempts > 1 else ""),
         Text("" if row.age is None or over else f"{row.age:.0f} s ago", "bold red" if quiet else "dim"),
-        Text("straggler", "bold yellow") if row.slow else Text(""),
+        Text(f"straggler: {row.straggler}" if row.straggler and not over else "", "bold yellow"),
     ]
 
 

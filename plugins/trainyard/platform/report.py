@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trainers.job.record import JobRecord
+from trainers.job.times import time_split
 from trainyard.platform.airflow_api import AirflowClient, TaskInstance
 from trainyard.platform.digits_view import Answer, read_answers, side_by_side
+from trainyard.platform.job_view import time_line
 from trainyard.platform.pipeline_run import Snapshot, job_folders
 from trainyard.platform.progress import duration
 from trainyard.tracking import run_url
@@ -46,7 +49,10 @@ class Served:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run came to. `verdict` and `release` are the gate's and the promotion's values, {} without."""
+    """What a run came to. `verdict` and `release` are the gate's and the promotion's values, {} without.
+
+    `training` says where the time of the training job went.
+    """
 
     snapshot: Snapshot
     stages: tuple[Stage, ...]
@@ -55,6 +61,7 @@ class Report:
     links: Mapping[str, str] = field(default_factory=dict)
     served: Served | None = None
     notes: tuple[str, ...] = ()
+    training: str = ""
 
     @property
     def headline(self) -> str:
@@ -135,7 +142,16 @@ def make_report(platform: Platform, snapshot: Snapshot) -> Report:
         notes += list(release.get("warnings") or ())
     begin = next(t for t in (run.queued, run.started, snapshot.now) if t is not None)
     stages = split_time(snapshot.tasks, begin, snapshot.now if run.ended is None else run.ended)
-    return Report(snapshot, stages, verdict, release, links, served, tuple(notes))
+    training = "; ".join(
+        filter(
+            None,
+            (
+                time_line(time_split(JobRecord(f)))
+                for f in job_folders(platform.storage, run.dag_id, run.run_id)
+            ),
+        )
+    )
+    return Report(snapshot, stages, verdict, release, links, served, tuple(notes), training)
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -169,6 +185,8 @@ def print_report(report: Report, console: Console) -> None:
         )
     table.columns[1].justify = table.columns[2].justify = "right"
     console.print(table)
+    if report.training:
+        console.print(f"  the training job: {report.training}", style="dim", markup=False, soft_wrap=True)
     console.print()
     for name, text in report.links.items():
         console.print(f"  {name + ':':<9}{text}", markup=False, highlight=False, soft_wrap=True)
