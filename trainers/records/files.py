@@ -112,7 +112,7 @@ class SourceFile:
             with pa.OSFile(str(self.path)) as opened:
                 yield opened
             return
-        with remote_errors(self.location):
+        with self._listed():
             fs, path = filesystem(self.location)
             opened = fs.open(path, "rb", block_size=_CHUNK)
         with opened, pa.PythonFile(opened, "r") as native:
@@ -124,7 +124,7 @@ class SourceFile:
             return pa.OSFile(self.location)
         if self.version.startswith("sha256:"):
             return pa.OSFile(str(self._copy()))
-        with remote_errors(self.location):
+        with self._listed():
             fs, path = filesystem(self.location)
             # Without blocks, HTTP gives one stream: not every server knows ranges.
             options = {"block_size": 0} if _is_http(self.location) else {"block_size": 4 * _CHUNK}
@@ -164,13 +164,23 @@ class SourceFile:
         if version != self.version:
             raise SourceChanged(self.location, "was written to")
 
+    @contextlib.contextmanager
+    def _listed(self) -> Iterator[None]:
+        """What was listed is not missing, but went away."""
+        try:
+            with remote_errors(self.location):
+                yield
+        except SourceMissing as e:
+            raise SourceChanged(self.location, "went away") from e
+
     def _must_copy(self) -> bool:
         return self.version.startswith("sha256:") or _is_http(self.location)
 
     def _copy(self) -> Path:
         key = (self.location, self.version)
         if key not in _staged or not _staged[key].exists():
-            path, size, digest = _fetch(self.location)
+            with self._listed():
+                path, size, digest = _fetch(self.location)
             if size != self.size or (self.version.startswith("sha256:") and digest != self.version):
                 path.unlink()
                 raise SourceChanged(self.location, f"gave {size} bytes that aren't those that were listed")
