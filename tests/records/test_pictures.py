@@ -115,6 +115,16 @@ BAD_PICTURES = {
 }
 
 
+def test_a_corrupt_jpeg_goes_to_the_quarantine(pictures, run):
+    source = pictures(30, suffix=".jpg", shape=(40, 40, 3))
+    good = (source / "0" / "0000.jpg").read_bytes()
+    (source / "2" / "cut.jpg").write_bytes(good[: len(good) // 2])
+    (source / "2" / "head.jpg").write_bytes(good[:4] + b"\xff" * 60 + good[64:])
+    for image in ("raw", "encoded"):
+        manifest = run(source, quarantine_threshold=0.1, image=image)
+        assert {row["file"] for row in quarantine(manifest)} == {"2/cut.jpg", "2/head.jpg"}
+
+
 @pytest.mark.parametrize("name", BAD_PICTURES)
 def test_a_bad_picture_goes_to_the_quarantine(name, pictures, run):
     source = pictures(30)

@@ -1,15 +1,19 @@
 """Files that can't be read, or change meanwhile: a clear error, and nothing published."""
 
+import gzip
 import os
+import zlib
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.records.published import names, write
+from tests.records.published import names, quarantine, records, write
 from trainers.job.failures import FailureClass
 from trainers.records import listing as listing_module
 from trainers.records.errors import (
     ColumnError,
+    RecordsError,
     SourceChanged,
     SourceEmpty,
     SourceMissing,
@@ -126,3 +130,150 @@ def test_a_file_that_changes_while_it_is_hashed(run, tmp_path, monkeypatch):
     monkeypatch.setattr(listing_module, "sha256_of_file", lambda path: path.unlink() or real(path))
     with pytest.raises(SourceChanged, match="went away"):
         run(path)
+
+
+# Text -------------------------------------------------------------------------------------------------------
+
+
+def csv_of(count=300):
+    return "id,name,y\n" + "".join(f'{i},"né, {i % 3}",{i % 2}\n' for i in range(count))
+
+
+def test_encodings(run, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(csv_of().encode())
+    good = run(path, key="id")
+    path.write_bytes(csv_of().encode("latin-1"))
+    with pytest.raises(
+        SourceUnreadable, match=r"line 2 is not UTF-8, but has the byte 0xe9; .*format=.*latin-1"
+    ):
+        run(path, key="id")
+    assert records(run(path, key="id", format={"encoding": "latin-1"})) == records(good)
+    path.write_bytes(csv_of().encode("utf-16"))
+    with pytest.raises(RecordsError):
+        run(path, key="id")
+    assert records(run(path, key="id", format={"encoding": "utf-16"})) == records(good)
+    path.write_bytes(gzip.compress(csv_of().encode("cp1250")))
+    with pytest.raises(SourceUnreadable, match=r"is not SHIFT_JIS"):
+        run(path.rename(tmp_path / "a.csv.gz"), key="id", format={"encoding": "shift_jis"})
+
+
+def test_a_few_bytes_that_are_not_text_are_found_far_down(run, tmp_path):
+    rows = csv_of(150_000).replace("é", "e").encode().replace(b"120000,", b"12000\xff,")
+    (tmp_path / "a.csv").write_bytes(rows)
+    with pytest.raises(SourceUnreadable, match="line 120002 is not UTF-8, but has the byte 0xff"):
+        run(tmp_path / "a.csv", key="id")
+
+
+def test_marks_and_line_ends(run, tmp_path):
+    found = []
+    for i, data in enumerate(
+        (
+            csv_of(),
+            "\ufeff" + csv_of(),
+            csv_of().replace("\n", "\r\n"),
+            csv_of().rstrip("\n"),
+            csv_of() + "\n\n",
+        )
+    ):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "a.csv").write_bytes(data.encode())
+        found.append(records(run(folder / "a.csv", key="id")))
+    assert all(one == found[0] for one in found)
+
+
+def test_delimiters(run, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id;x;y\n" + "".join(f"{i};{i},5;{i % 2}\n" for i in range(30)))
+    with pytest.raises(SourceUnreadable, match=r"header looks separated by ';': 'id;x;y'; .*delimiter"):
+        run(path)
+    assert run(path, format={"delimiter": ";"}).schema().names == ("id", "x", "y")
+    path.write_text("id,x,y\n" + "".join(f"{i},5,{i % 2}\n" if i < 200 else f"{i};5;1\n" for i in range(202)))
+    manifest = run(path, quarantine_threshold=0.05)
+    assert [(row["row"], row["reason"]) for row in quarantine(manifest)] == [
+        (row, "has 1 fields, wants 3; it looks separated by ';'") for row in (201, 202)
+    ]
+    path.write_text("id,,y\n1,2,3\n")
+    with pytest.raises(ColumnError, match=r"a.csv has no name"):
+        run(path)
+
+
+def test_a_quote_that_is_not_closed(run, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,name,y\n1,"a,1\n' + "".join(f"{i},{'b' * 99},0\n" for i in range(100_000)))
+    with pytest.raises(
+        SourceUnreadable, match=r"row 1 goes over more than 1000 lines .*quote not closed there"
+    ):
+        run(path)
+    # A field of many lines is a field.
+    path.write_text('id,name,y\n1,"' + "line\n" * 5000 + '",1\n2,b,0\n')
+    assert sum(run(path, eval_fraction=0.0).counts.values()) == 2
+    path.write_text('id,name,y\n1,"' + "line\n" * 4_000_000 + '",1\n2,b,0\n')
+    with pytest.raises(SourceUnreadable, match=r"a row is longer than 8 MB"):
+        run(path)
+
+
+def test_json_that_is_not_utf8_or_no_lines(run, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"x": "a", "y": 1}\n' * 300 + b'{"x": "\xe9", "y": 1}\n')
+    manifest = run(path)
+    assert [(row["row"], row["reason"]) for row in quarantine(manifest)] == [
+        (301, 'is no JSON: \'{"x": "\ufffd", "y": 1}\'')
+    ]
+    path.write_text("[" + ", ".join(['{"x": 1, "y": 1}'] * 5_000_000) + "]")
+    with pytest.raises(
+        SourceUnreadable, match=r"has a line of more than 64 MB; write one JSON object a line"
+    ):
+        run(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.csv.zst", "a.jsonl.gz"])
+def test_damaged_packed_files(name, run, tmp_path):
+    text = csv_of() if "csv" in name else '{"y": 1}\n' * 300
+    data = (
+        gzip.compress(text.encode())
+        if name.endswith("gz")
+        else pa.compress(text.encode(), "zstd", asbytes=True)
+    )
+    path = tmp_path / name
+    for spoiled, problem in (
+        (data[:-9], "Truncated compressed stream"),
+        (data[: len(data) // 2], "Truncated|failed"),
+        (b"hello" * 9, "failed|Unknown frame"),
+        (b"", "is empty"),
+    ):
+        path.write_bytes(spoiled)
+        with pytest.raises((SourceUnreadable, SourceEmpty), match=problem):
+            run(path)
+    assert names(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz"])
+def test_a_bomb_is_not_unpacked(name, run, tmp_path):
+    """256 MB of zeros in 256 KB: the first row that is too long ends it, so little of it is ever held."""
+    piece = zlib.compressobj(9, wbits=31)
+    zeros = bytes(1 << 24)
+    with (tmp_path / name).open("wb") as f:
+        f.write(piece.compress(b"x,y\n1,2\n" if "csv" in name else b'{"y": 1}\n'))
+        f.write(b"".join(piece.compress(zeros) for _ in range(16)) + piece.flush())
+    before = pa.total_allocated_bytes()
+    with pytest.raises(SourceUnreadable, match=r"longer than 8 MB|more than 64 MB"):
+        run(tmp_path / name)
+    assert pa.total_allocated_bytes() - before < 64 << 20
+
+
+def test_a_parquet_file_that_changes_and_one_without_columns(run, table, tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(table(2000), path, row_group_size=100)
+
+    def progress(line):
+        if "features" in line:
+            pq.write_table(table(1999), path, row_group_size=100)
+
+    with pytest.raises(SourceChanged, match=r"a.parquet went from .* to .* bytes"):
+        run(path, progress=progress)
+    pq.write_table(pa.table({}), path)
+    with pytest.raises((SourceEmpty, ColumnError)):
+        run(path)
+    assert names(tmp_path / "out") == []

@@ -8,8 +8,8 @@ refused. Where that is wrong, a schema.json given to `prepare` settles it. A row
 
 from __future__ import annotations
 
-import codecs
 import contextlib
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from trainers.records.errors import SourceUnreadable
+from trainers.records.errors import ColumnError, SourceUnreadable
 from trainers.records.files import SourceFile
 from trainers.records.format import Format
 from trainers.records.schema import Schema
@@ -27,44 +27,77 @@ __all__ = ["infer_csv", "read_csv"]
 
 SAMPLE_ROWS = 10_000  # of each file, from which types are inferred
 _BLOCK = 8 << 20
+_LINES_OF_A_ROW = 1_000  # in quotes; more, and a quote was not closed
 _MOSTLY = 0.99  # of a sampled text column that must be numbers for the others to be taken for mistakes
 _INT = r"^-?[0-9]{1,18}$"
 _FLOAT = r"(?i)^-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?$|^-?(nan|inf|infinity)$"
 
 
-Skipped = list[tuple[int, str]]  # rows with another number of fields: number with the header as 1, reason
+class _Skipped:
+    """Rows that Arrow skipped for their number of fields, until they are told."""
+
+    def __init__(self, file: SourceFile, delimiter: str) -> None:
+        self._file = file
+        self._delimiter = delimiter
+        self._rows: list[tuple[int, str]] = []  # number with the header as 1, reason
+        self._told = 0
+        self._dropped = 0
+        self._endless = 0
+
+    def add(self, row: pyarrow.csv.InvalidRow) -> str:
+        """Arrow's handler of such rows."""
+        reason = f"has {row.actual_columns} fields, wants {row.expected_columns}"
+        other = _other_delimiter(row.text, self._delimiter, row.expected_columns)
+        self._rows.append((row.number, reason + (f"; it looks separated by {other!r}" if other else "")))
+        if row.text.count("\n") > _LINES_OF_A_ROW:
+            self._endless = self._endless or row.number  # an error raised here would be lost
+        return "skip"
+
+    def numbers(self, good: int, rows: int) -> np.ndarray:
+        """Numbers of rows, from 1 after the header, of which `good` were given before."""
+        numbers = np.array([number for number, _ in self._rows], np.int64) - 1
+        before = numbers - 1 - self._dropped - np.arange(len(numbers))  # rows given before each skipped one
+        index = good + np.arange(rows)
+        return index + 1 + self._dropped + np.searchsorted(before, index, side="right")
+
+    def tell(self, good: int) -> list[Reject]:
+        """The rows that weren't told yet; `good` were given so far."""
+        if self._endless:
+            raise SourceUnreadable(
+                self._file.location,
+                f"row {self._endless - 1} goes over more than {_LINES_OF_A_ROW} lines and has too few fields",
+                hint="is a quote not closed there?",
+            )
+        out = [Reject(self._file.name, number - 1, "", reason) for number, reason in self._rows[self._told :]]
+        # What comes before all rows to come only counts: a file of bad rows takes no memory.
+        past = sum(1 for i, (number, _) in enumerate(self._rows) if number - 2 - self._dropped - i <= good)
+        self._rows = self._rows[past:]
+        self._dropped += past
+        self._told = len(self._rows)
+        return out
 
 
 @contextlib.contextmanager
-def _open_csv(file: SourceFile, format: Format, skipped: Skipped) -> Iterator[pyarrow.csv.CSVStreamingReader]:
-    tabs = file.kind_suffix == ".tsv"
-    delimiter = format.delimiter or ("\t" if tabs else ",")
-
-    def skip(row: pyarrow.csv.InvalidRow) -> str:
-        reason = f"has {row.actual_columns} fields, wants {row.expected_columns}"
-        other = _other_delimiter(row.text, delimiter, row.expected_columns)
-        skipped.append((row.number, reason + (f"; it looks separated by {other!r}" if other else "")))
-        return "skip"
-
+def _open_csv(file: SourceFile, format: Format) -> Iterator[tuple[pyarrow.csv.CSVStreamingReader, _Skipped]]:
+    delimiter = format.delimiter or ("\t" if file.kind_suffix == ".tsv" else ",")
+    skipped = _Skipped(file, delimiter)
     with file.stream(format.encoding) as stream:
-        try:
-            yield pyarrow.csv.open_csv(
-                stream,
-                # One thread, or Arrow doesn't say the numbers of rows that it skips.
-                read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
-                parse_options=pyarrow.csv.ParseOptions(
-                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip
-                ),
-                convert_options=pyarrow.csv.ConvertOptions(
-                    default_column_type=pa.string(),
-                    strings_can_be_null=True,
-                    quoted_strings_can_be_null=False,
-                    null_values=list(format.nulls),
-                ),
-            )
-        except (pa.ArrowInvalid, UnicodeDecodeError) as e:
-            _explain(file, format, e)
-            raise
+        reader = pyarrow.csv.open_csv(
+            stream,
+            # One thread, or Arrow doesn't say the numbers of rows that it skips.
+            read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skipped.add
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                default_column_type=pa.string(),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                null_values=list(format.nulls),
+            ),
+        )
+        with reader:
+            yield reader, skipped
 
 
 def _other_delimiter(text: str, delimiter: str, fields: int) -> str:
@@ -73,32 +106,21 @@ def _other_delimiter(text: str, delimiter: str, fields: int) -> str:
     return others[0] if others else ""
 
 
-def _explain(file: SourceFile, format: Format, error: Exception) -> None:
-    """Raise SourceUnreadable with the line of the first bytes that aren't UTF-8, when that is the trouble."""
-    if "utf" not in str(error).lower():
-        return
-    file.check_unchanged()
-    line, decoder = 1, codecs.getincrementaldecoder("utf-8")()
-    with file.stream(format.encoding) as stream:
-        while chunk := stream.read(1 << 20):
-            held = decoder.getstate()[0]
-            try:
-                decoder.decode(chunk)
-            except UnicodeDecodeError as e:
-                seen = held + chunk
-                line += seen[: e.start].count(b"\n")
-                raise SourceUnreadable(
-                    file.location,
-                    f"line {line} is not UTF-8, but has the byte 0x{seen[e.start]:02x}",
-                    hint='save it as UTF-8, or give its encoding: format={"encoding": "latin-1"}',
-                ) from error
-            line += chunk.count(b"\n")
-
-
 def infer_csv(file: SourceFile, format: Format) -> pa.Schema:
     """The types of a file's first rows."""
-    with _open_csv(file, format, []) as reader:
+    with _open_csv(file, format) as (reader, _):
         names = reader.schema.names
+        other = next((mark for mark in ",;\t|" if len(names) == 1 and mark in names[0]), "")
+        if other:
+            raise SourceUnreadable(
+                file.location,
+                f"its header looks separated by {other!r}: {names[0][:60]!r}",
+                hint=f'give the delimiter: format={{"delimiter": {json.dumps(other)}}}',
+            )
+        if "" in names:
+            raise ColumnError(
+                "", f"in {file.location} has no name", hint="give each column of the header one"
+            )
         batches: list[pa.RecordBatch] = []
         rows = 0
         for batch in reader:
@@ -141,29 +163,16 @@ def _text_type(column: pa.ChunkedArray) -> pa.DataType:
 
 def read_csv(file: SourceFile, format: Format, schema: Schema, batch_rows: int) -> Iterator[Batch]:
     """The rows of a file as text, numbered from 1 after the header; rows with other fields are refused."""
-    skipped: Skipped = []
-    told = 0
     good = 0  # rows that Arrow gave us so far
-    with _open_csv(file, format, skipped) as reader:
+    with _open_csv(file, format) as (reader, skipped):
         present = [name for name in schema.names if name in reader.schema.names]
         for block in reader:
             for first in range(0, block.num_rows, batch_rows):
                 batch = block.select(present).slice(first, batch_rows)
-                # A row's number counts the skipped ones before it, and not the header.
-                numbers = np.array([number for number, _ in skipped], np.int64) - 1
-                before = numbers - 1 - np.arange(len(numbers))
-                index = good + first + np.arange(batch.num_rows)
-                rows = index + 1 + np.searchsorted(before, index, side="right")
-                rejects = [_field_count(file, number, reason) for number, reason in skipped[told:]]
-                told = len(skipped)
-                yield Batch(file.name, rows, batch, rejects)
-            good += block.num_rows
-        if told < len(skipped):
-            rejects = [_field_count(file, number, reason) for number, reason in skipped[told:]]
-            yield Batch(
-                file.name, np.empty(0, np.int64), reader.schema.empty_table().to_batches()[0], rejects
-            )
-
-
-def _field_count(file: SourceFile, number: int, reason: str) -> Reject:
-    return Reject(file.name, number - 1, "", reason)
+                numbers = skipped.numbers(good, batch.num_rows)
+                yield Batch(file.name, numbers, batch, skipped.tell(good))
+                good += batch.num_rows
+        rejects = skipped.tell(good)
+        if rejects:
+            nothing = pa.RecordBatch.from_pylist([], schema=reader.schema)
+            yield Batch(file.name, np.empty(0, np.int64), nothing, rejects)

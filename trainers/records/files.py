@@ -93,14 +93,14 @@ class SourceFile:
         return COMPRESSED.get(PurePosixPath(self.name.lower()).suffix)
 
     @contextlib.contextmanager
-    def stream(self, encoding: str = "utf-8") -> Iterator[pa.NativeFile]:
-        """The file from its start, decompressed, and as UTF-8 if it has another encoding."""
+    def stream(self, encoding: str | None = None) -> Iterator[pa.NativeFile]:
+        """The file from its start, decompressed; as UTF-8 when its encoding is given, utf-8 too: then checked."""
         with contextlib.ExitStack() as stack:
             raw: Any = self.raw()
             stack.callback(raw.close)
             if self.compression:
                 raw = stack.enter_context(pa.CompressedInputStream(raw, self.compression))
-            if encoding != "utf-8":
+            if encoding:
                 recoder = _Recoder(raw, encoding, self.location)
                 raw = stack.enter_context(pa.PythonFile(recoder, "r"))
             yield raw
@@ -114,7 +114,7 @@ class SourceFile:
             return
         with self._listed():
             fs, path = filesystem(self.location)
-            opened = fs.open(path, "rb", block_size=_CHUNK)
+            opened = fs.open(path, "rb", block_size=_CHUNK, cache_type="none")  # Arrow has a buffer a column
         with opened, pa.PythonFile(opened, "r") as native:
             yield native
 
@@ -307,7 +307,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Recoder(io.RawIOBase):
-    """Bytes of another encoding as UTF-8."""
+    """Bytes of an encoding as UTF-8, which they are certain to be."""
 
     def __init__(self, source: pa.NativeFile, encoding: str, location: str) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class _Recoder(io.RawIOBase):
         self._encoding = encoding
         self._location = location
         self._ready = b""
-        self._done = 0
+        self._lines = 1
 
     def readable(self) -> bool:
         return True
@@ -325,16 +325,27 @@ class _Recoder(io.RawIOBase):
         wanted = size if size is not None and size >= 0 else 1 << 62
         while len(self._ready) < wanted:
             chunk = self._source.read(min(wanted, _CHUNK))
+            held = self._decoder.getstate()[0]
             try:
-                self._ready += self._decoder.decode(chunk, final=not chunk).encode()
+                text = self._decoder.decode(chunk, final=not chunk)
             except UnicodeError as e:
-                raise SourceUnreadable(
-                    self._location,
-                    f"is not {self._encoding}, in the bytes after {self._done}: {e}",
-                    hint="give the encoding that it has as format.encoding",
-                ) from e
-            self._done += len(chunk)
+                raise self._error(e, held + chunk) from e
+            if self._encoding == "utf-8":
+                self._ready += chunk
+                self._lines += chunk.count(b"\n")
+            else:
+                self._ready += text.encode()
+                self._lines += text.count("\n")
             if not chunk:
                 break
         out, self._ready = self._ready[:wanted], self._ready[wanted:]
         return out
+
+    def _error(self, error: UnicodeError, seen: bytes) -> SourceUnreadable:
+        problem = f"is not {self._encoding.upper()}: {error}"
+        hint = "give the encoding that it has as format.encoding"
+        if self._encoding == "utf-8" and isinstance(error, UnicodeDecodeError):
+            line = self._lines + seen[: error.start].count(b"\n")
+            problem = f"line {line} is not UTF-8, but has the byte 0x{seen[error.start]:02x}"
+            hint = 'save it as UTF-8, or give its encoding: format={"encoding": "latin-1"}'
+        return SourceUnreadable(self._location, problem, hint=hint)

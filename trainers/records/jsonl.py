@@ -122,12 +122,14 @@ def read_json_lines(file: SourceFile, schema: Schema, batch_rows: int) -> Iterat
 
 def _json_batch(file: str, numbers: np.ndarray, lines: list[bytes], wanted: pa.Schema) -> Batch:
     if lines:
+        data = b"".join(lines)
         try:
-            table = _parse_json(b"".join(lines), wanted).select(wanted.names).combine_chunks()
+            data.decode()  # Arrow doesn't look
+            table = _parse_json(data, wanted).select(wanted.names).combine_chunks()
             # A line that holds two objects, or an object over two lines, would shift the numbers.
             if table.num_rows == len(lines):
                 return Batch(file, numbers, _one_batch(table))
-        except pa.ArrowInvalid:
+        except (pa.ArrowInvalid, UnicodeDecodeError):
             pass  # some line is bad: look at each
     columns: dict[str, list[Any]] = {name: [] for name in wanted.names}
     good: list[int] = []

@@ -3,7 +3,7 @@
 
 A unit is a set of parts: a row group of a Parquet file, or a whole CSV or JSON Lines file (which can only be
 read from its start). Memory is bounded by a batch, or by a block of 8 MB of text, whatever the files' sizes;
-of Parquet, also by the pages of a batch's columns. Folders named `dt=2013-01` add a column `dt`.
+of Parquet by 32 MB of rows and a page of each column. Folders named `dt=2013-01` add a column `dt`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from trainers.records.source import Batch, SourceFile
 
 __all__ = ["Table"]
 
+_BUFFER = 1 << 20  # bytes of a column read at once
+_BATCH_BYTES = 32 << 20  # of rows held at once, when rows are large
 _ARROW_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, OSError)
 
 
@@ -180,7 +182,11 @@ def _with_partitions(batch: Batch, file: SourceFile, schema: Schema) -> Batch:
 
 def _read_parquet(part: Part, schema: Schema, batch_rows: int) -> Iterator[Batch]:
     at = part.first_row
-    with part.file.seekable() as opened, pq.ParquetFile(opened) as file:
+    # Buffered, columns are read by pages: else whole chunks of a row group would be held at once.
+    with part.file.seekable() as opened, pq.ParquetFile(opened, buffer_size=_BUFFER) as file:
+        group = file.metadata.row_group(part.row_group)
+        mean = max(1, group.total_byte_size // max(1, group.num_rows))
+        batch_rows = max(1, min(batch_rows, _BATCH_BYTES // mean))
         present = [name for name in schema.names if name in file.schema_arrow.names]
         for batch in file.iter_batches(batch_rows, row_groups=[part.row_group], columns=present):
             yield Batch(part.file.name, np.arange(at + 1, at + 1 + batch.num_rows), batch)
