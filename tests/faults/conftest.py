@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import ctypes
+import json
 import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,16 +19,22 @@ from typing import Any
 
 import pytest
 
+from trainers.job import termination
+from trainers.job.failures import Failure
 from trainers.job.plan import Cluster, make_plan
 from trainers.job.ports import free_ports
-from trainers.job.spec import Budgets, Strategy, TrainingJob, standard_roles
+from trainers.job.record import JobState
+from trainers.job.spec import Budgets, RestartPolicy, RoleKind, Strategy, TrainingJob, standard_roles
 from trainers.models.digits_raw import write_raw
 from trainers.records.build import prepare
-from trainers.runtime.local_gang import LocalGang
+from trainers.runtime.local_gang import GangResult, LocalGang, leftovers
 
 
 def quiet(_line: str) -> None:
     """No progress in tests."""
+
+
+LIMIT = 240.0  # seconds; a guard against hanging, not a time that is asked for
 
 
 @pytest.fixture(scope="session")
@@ -33,29 +47,104 @@ def digits_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Leftovers:
-    """The processes of a job, found by its folder in their environment."""
+# Launchers forked from a process that has TensorFlow imported, as the process kubelet starts them: an import of
+# seconds is paid once for all gangs. The forks become children of the test process, which adopts orphans.
+WARM = """
+import json, os, signal, sys
+from trainers.lean import import_tensorflow
+import_tensorflow()
+from trainers.runtime import launcher
+for line in sys.stdin:
+    request = json.loads(line)
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        child = os.fork()
+        if child:
+            os.write(write, str(child).encode())
+            os._exit(0)
+        os.setsid()
+        out = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number in (1, 2):
+            os.dup2(out, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.clear()
+        os.environ.update(request["env"])
+        sys.path[:0] = [p for p in request["env"].get("PYTHONPATH", "").split(":") if p]
+        code = 1
+        try:
+            code = launcher.main()
+        finally:
+            os._exit(code)
+    os.waitpid(middle, 0)
+    print(os.read(read, 32).decode(), flush=True)
+    os.close(read)
+    os.close(write)
+"""
 
-    folder: Path
 
-    def pids(self, *, name: str = "") -> list[int]:
-        """Those that run, of one replica ("worker-0") or of all; dead ones that nobody has looked at yet do not."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                env = dict(pair.partition("=")[::2] for pair in path.read_text().split("\0"))
-                state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
-            except (OSError, UnicodeDecodeError):
-                continue
-            replica = f"{env.get('TRAINYARD_ROLE')}-{env.get('TRAINYARD_INDEX')}"
-            if env.get("TRAINYARD_JOB") == str(self.folder) and state != "Z" and name in ("", replica):
-                found.append(int(path.parent.name))
-        return sorted(found)
+class Forked:
+    """A forked launcher, as far as a gang uses subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # not ours yet: the process between is just ending
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float = 30.0) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            assert time.monotonic() < deadline, f"launcher {self.pid} does not end"
+            time.sleep(0.01)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Callable[[Mapping[str, str], Path], Forked]]:
+    """Forks a launcher with an environment and a log."""
+    assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", WARM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def start(env: Mapping[str, str], log: Path) -> Forked:
+        process.stdin.write(json.dumps({"env": dict(env), "log": str(log)}) + "\n")
+        process.stdin.flush()
+        return Forked(int(process.stdout.readline()))
+
+    yield start
+    process.communicate()
+    assert process.returncode == 0
 
 
 class Gang(LocalGang):
     """A gang with what tests ask of it."""
+
+    fork: Callable[[Mapping[str, str], Path], Forked] | None = None
+
+    def _launch(self, command: list[str], env: Mapping[str, str], log: Path) -> Any:
+        return self.fork(env, log) if self.fork else super()._launch(command, env, log)
 
     def until(self, what: Callable[[], Any], seconds: float = 120.0) -> Any:
         """Wait until something holds; the value. Fails with the logs when it does not, or the gang has ended."""
@@ -89,17 +178,94 @@ class Gang(LocalGang):
         """SIGKILL a replica's trainer, as the kernel does when memory is short."""
         os.kill(self.trainer_pid(role, index), number)
 
-    def leftovers(self) -> list[int]:
-        """Processes of the job that still run, a moment after its end."""
-        deadline = time.monotonic() + 5
-        while (pids := Leftovers(self.record.folder).pids()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return pids
+    def recover(self, blow: Callable[[], None], *, anew: bool = True) -> int:
+        """Strike, and wait until the chief makes steps again: in a new process if it has to begin `anew`."""
+        before = self.record.heartbeat("chief", 0)
+        assert before is not None
+        attempts = len(self.record.attempts("chief", 0))
+        blow()
+
+        def again() -> bool:
+            beat = self.record.heartbeat("chief", 0)
+            if beat is None or beat.phase not in ("training", "saving"):
+                return False
+            return beat.attempt > attempts if anew else (beat.step or 0) > (before.step or 0) + 1
+
+        self.until(again)
+        beat = self.record.heartbeat("chief", 0)
+        assert beat is not None
+        return beat.step or 0
+
+    def resumed(self, name: str = "chief-0") -> list[int]:
+        """The steps that each of the trainers of a replica began at."""
+        return [
+            int(step) for step in re.findall(rf"(?m)^{name} trains \S+ from step (\d+) to", self.log(name))
+        ]
+
+    def repeated(self) -> list[int]:
+        """The steps that the chief made again after each of its restarts, as far as heartbeats had told them."""
+        ends = [a.last_step or 0 for a in self.record.attempts("chief", 0)]
+        return [max(0, end - begin) for end, begin in zip(ends, self.resumed()[1:], strict=False)]
+
+    def leftovers(self, name: str = "") -> list[int]:
+        """Processes of the job, or a replica, that still run a moment after its end."""
+        return leftovers(self.record.folder, name=name, patience=5.0)
 
 
 @pytest.fixture
-def gang(tmp_path: Path, digits_manifest: Path) -> Iterator[Callable[..., Gang]]:
-    """Makes gangs on the digits, and ends them."""
+def user_module(tmp_path: Path) -> Callable[[str, str], dict[str, str]]:
+    """Writes a trainer module; the environment that has it found."""
+
+    def write(name: str, text: str) -> dict[str, str]:
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        return {"PYTHONPATH": str(tmp_path)}
+
+    return write
+
+
+def card_of(gang: Gang, result: GangResult, failure_class: str) -> Failure:
+    """The job's failure, once its card has been seen to say all that a card says, at every replica."""
+    assert result.outcome is not None, gang.log("chief-0")
+    failure = result.outcome.failure
+    assert failure is not None
+    assert result.outcome.state is JobState.FAILED
+    assert failure.failure_class.value == failure_class, failure
+    assert failure.reason
+    assert failure.code
+    assert failure.role in [role.value for role in RoleKind]
+    assert failure.index is not None
+    assert (failure.exit_code is None) != (failure.signal is None)
+    card = failure.card("digits")
+    rows = ["FAILED " + failure_class, "what:", "replica:", "last step:", "what to do:"]
+    rows.append("exit code:" if failure.signal is None else "ended by:")
+    rows.append("log tail:" if failure.log_tail else "")
+    assert [row for row in rows if row not in card] == [], card
+    for name in gang.exit_codes:
+        message = termination.parse(gang.termination_file(name).read_text())
+        assert message is not None
+        assert message.failure is not None
+        assert (message.failure.reason, message.failure.replica) == (failure.reason, failure.replica)
+    assert gang.leftovers() == []
+    return failure
+
+
+def assert_arrived(gang: Gang, result: GangResult, steps: int, *, every: int | None = None) -> None:
+    """All replicas left with 0, at exactly the asked step, none is left, at most one interval was repeated.
+
+    Asynchronous workers go on while a checkpoint is written, and make at most half as many steps again.
+    """
+    assert result.outcome is not None, gang.log("chief-0")
+    assert (result.outcome.state, result.outcome.step) == (JobState.SUCCEEDED, steps), result.outcome
+    assert set(result.exit_codes.values()) == {0}, result.exit_codes
+    assert gang.leftovers() == []
+    if every is not None:
+        passive = gang.plan.job.replicas(RoleKind.PS) > 0
+        assert [steps for steps in gang.repeated() if steps > every * (1.5 if passive else 1)] == []
+
+
+@pytest.fixture
+def gang(tmp_path: Path, digits_manifest: Path, warm: Callable[..., Forked]) -> Iterator[Callable[..., Gang]]:
+    """Makes gangs on the digits, and ends them; `cold` ones start new interpreters."""
     made: list[Gang] = []
 
     def make(
@@ -113,6 +279,9 @@ def gang(tmp_path: Path, digits_manifest: Path) -> Iterator[Callable[..., Gang]]
         env: Mapping[str, str] | None = None,
         manifest: Path | None = None,
         evaluator: bool = False,
+        caps: Mapping[str, int] | None = None,
+        cold: bool = False,
+        output: Path | None = None,
         **args: Any,
     ) -> Gang:
         kind = Strategy.from_dict(strategy)
@@ -124,12 +293,13 @@ def gang(tmp_path: Path, digits_manifest: Path) -> Iterator[Callable[..., Gang]]
             strategy=kind,
             budgets=Budgets(**{"start": 120.0, "stall": 60.0, **(budgets or {})}),
             inputs={"records": str(manifest or digits_manifest)},
-            output=str(tmp_path / "job"),
+            restart=RestartPolicy(caps or {}),
+            output=str(output or tmp_path / f"job{len(made)}"),
         )
-        plan = make_plan(
-            job, Cluster.process(free_ports(1 + workers + ps + evaluator)), gang="digits-12345678"
-        )
+        ports = free_ports(1 + workers + ps + evaluator)
+        plan = make_plan(job, Cluster.process(ports), gang=f"digits-{secrets.token_hex(4)}")
         made.append(Gang(plan, env=env, retries=retries))
+        made[-1].fork = None if cold else warm
         return made[-1]
 
     yield make

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.faults.conftest import LIMIT, assert_arrived
 from trainers.job import termination
-from trainers.job.record import JobRecord, JobState
+from trainers.job.record import JobRecord
 from trainers.job.times import time_split
-from trainers.runtime.local_gang import GangResult
 from trainers.runtime.loopback import listeners
 from trainers.runtime.restore import load_trained
 
 pytestmark = pytest.mark.slow
-
-LIMIT = 240.0  # seconds; a guard against hanging, not a time that is asked for
 
 
 def accuracy(folder: Path, manifest: Path) -> float:
@@ -35,21 +31,13 @@ def accuracy(folder: Path, manifest: Path) -> float:
     return float(np.mean(np.argmax(model(batch["image"]), axis=-1) == batch["label"].numpy()))
 
 
-def assert_arrived(gang: object, result: GangResult, steps: int) -> None:
-    """All replicas left with 0, at exactly the asked step."""
-    assert result.outcome is not None, gang.log("chief-0")  # type: ignore[attr-defined]
-    assert (result.outcome.state, result.outcome.step) == (JobState.SUCCEEDED, steps), result.outcome
-    assert set(result.exit_codes.values()) == {0}, result.exit_codes
-    assert gang.leftovers() == []  # type: ignore[attr-defined]
-
-
 def first_asked(record: JobRecord) -> float:
     """When the job was asked for."""
     return float(json.loads((record.folder / "generations" / "0001.json").read_text())["at"])
 
 
 def test_parameter_servers_and_a_killed_worker(gang: Callable, digits_manifest: Path) -> None:
-    run = gang(workers=2, ps=1, steps=1200, checkpoint_every=400)
+    run = gang(workers=2, ps=1, steps=1200, checkpoint_every=400, cold=True)
     run.start()
     run.until_step(50)
     trainers = [run.trainer_pid(replica.role.value, replica.index) for replica in run.plan.replicas]
@@ -86,7 +74,13 @@ def test_a_killed_chief_and_a_killed_parameter_server(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     run = gang(
-        workers=2, ps=2, steps=800, checkpoint_every=100, trainer="wide", env={"PYTHONPATH": str(tmp_path)}
+        workers=2,
+        ps=2,
+        steps=800,
+        checkpoint_every=100,
+        trainer="wide",
+        env={"PYTHONPATH": str(tmp_path)},
+        cold=True,
     )
     run.start()
     run.until(lambda: (run.record.folder / "checkpoints" / "checkpoint").exists())
@@ -149,40 +143,8 @@ def test_an_error_in_user_code_ends_the_gang_with_its_own_traceback(
     assert run.leftovers() == []
 
 
-def test_a_preempted_gang_saves_and_goes_on(gang: Callable) -> None:
-    run = gang(workers=2, ps=1, steps=1000, checkpoint_every=100_000, retries=1)
-    run.start()
-    run.until_step(100)
-    for name in run.launchers:
-        run.signal(name, signal.SIGTERM)
-    run.until(lambda: len(run.record.attempts("chief", 0)) == 2)
-    saved = run.record.attempts("chief", 0)[0]
-    assert (saved.failure_class, saved.exit_code) == ("PREEMPTED", 88)
-    assert_arrived(run, run.wait(LIMIT), 1000)
-    assert f"from step {saved.last_step} to 1000" in run.log("chief-0")
-    assert (saved.last_step or 0) >= 100
-
-
-def test_a_killed_launcher_takes_its_trainer_along(gang: Callable) -> None:
-    run = gang(workers=1, ps=1, steps=1500, retries=1)
-    run.start()
-    run.until_step(50)
-    trainer = run.trainer_pid("worker")
-    run.signal("worker-0", signal.SIGKILL)
-    run.until(lambda: not Path(f"/proc/{trainer}").exists() or "Z" in stat(trainer))
-    assert_arrived(run, run.wait(LIMIT), 1500)
-
-
-def stat(pid: int) -> str:
-    """The state of a process, "Z" for one that is gone but for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
-
-
 def test_all_reduce_and_a_killed_peer(gang: Callable, digits_manifest: Path) -> None:
-    run = gang("multi_worker", workers=1, steps=1200, checkpoint_every=100)
+    run = gang("multi_worker", workers=1, steps=1200, checkpoint_every=100, cold=True)
     run.start()
     run.until_step(120)
     run.kill_trainer("worker")
@@ -217,19 +179,6 @@ def test_a_damaged_record_is_named(gang: Callable, tmp_path: Path, digits_manife
     assert result.outcome.failure is not None
     assert "is damaged at record" in result.outcome.failure.reason
     assert shard.name in result.outcome.failure.reason
-
-
-def test_a_stopped_parameter_server_is_a_stall_of_the_gang(gang: Callable) -> None:
-    run = gang(workers=1, ps=1, steps=600, checkpoint_every=100, budgets={"stall": 8.0})
-    run.start()
-    run.until_step(110)
-    stopped = time.monotonic()
-    run.kill_trainer("ps", number=signal.SIGSTOP)
-    run.until(lambda: run.record.generation().number == 2)
-    assert time.monotonic() - stopped > 5
-    assert_arrived(run, run.wait(LIMIT), 600)
-    assert run.record.generation().reason.startswith("STALLED")
-    assert "fetch" in (run.record.folder / "stacks" / "chief-0-0001.txt").read_text()
 
 
 def test_launchers_in_a_warm_interpreter_fork_their_trainers(gang: Callable) -> None:

@@ -238,8 +238,8 @@ class Failure:
             rows.append(("ended by", signal_name(self.signal)))
         elif self.exit_code is not None:
             rows.append(("exit code", str(self.exit_code)))
-        if self.last_step is not None:
-            rows.append(("last step", str(self.last_step)))
+        if self.last_step is not None or self.index is not None:
+            rows.append(("last step", "none" if self.last_step is None else str(self.last_step)))
         rows.append(("what to do", self.hint or self.policy.advice))
         head = (
             f"FAILED {self.failure_class}"

@@ -102,5 +102,5 @@ def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int
         ended.set()
     if errors:
         raise errors[0]
-    loop.save(shares.done)
+    loop.save_last(shares.done)
     return shares.done

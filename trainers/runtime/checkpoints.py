@@ -7,7 +7,11 @@ be broken all the same (a disk that lost writes), the one before is taken.
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
+import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ __all__ = [
     "NotFinite",
     "StaleCheckpoint",
     "checkpoint_folder",
+    "known_checkpoints",
     "restore_newest",
     "saved_variables",
     "saved_weights",
@@ -68,8 +73,7 @@ def saved_weights(model: Any, folder: Path | str) -> dict[str, Any]:
     """
     import tensorflow as tf
 
-    state = tf.train.get_checkpoint_state(str(folder))
-    for path in reversed(list(state.all_model_checkpoint_paths) if state else []):
+    for path in reversed([str(Path(folder) / name) for name in known_checkpoints(folder)]):
         try:
             averaged = any(name.startswith("average/") for name, _ in tf.train.list_variables(path))
         except (tf.errors.OpError, ValueError):
@@ -79,6 +83,27 @@ def saved_weights(model: Any, folder: Path | str) -> dict[str, Any]:
             return {"model": saved_variables(model, averaged=True), "average": trained}
         break
     return {"model": saved_variables(model)}
+
+
+def known_checkpoints(folder: Path | str) -> list[str]:
+    """The names of the checkpoints in a folder, oldest first, broken ones among them.
+
+    As the file `checkpoint` has them; where that is damaged or lost, as the files that are there.
+    """
+    folder = Path(folder)
+    try:
+        text = (folder / "checkpoint").read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        text = ""
+    except UnicodeDecodeError:
+        text = "damaged"
+    names = re.findall(r'^all_model_checkpoint_paths: "([^"]+)"$', text, re.MULTILINE)
+    if names:
+        return [Path(name).name for name in names]
+    there = {path.stem: int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{_NAME}-[0-9]*.index")}
+    if there:
+        log.warning("%s is damaged or lost: looking at the checkpoints that are there", folder / "checkpoint")
+    return sorted(there, key=lambda name: there[name])
 
 
 def restore_newest(
@@ -94,8 +119,7 @@ def restore_newest(
     # A file that is too short comes as an IndexError or as the bare base class of TensorFlow's errors, the other
     # leaves of which (a parameter server that is gone) say nothing about the file.
     broken = (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError, IndexError)
-    state = tf.train.get_checkpoint_state(str(folder))
-    for path in reversed(list(state.all_model_checkpoint_paths) if state else []):
+    for path in reversed([str(Path(folder) / name) for name in known_checkpoints(folder)]):
         try:
             # As `write` wrote it: `restore` would ask for a counter of saves, too.
             status = checkpoint.read(path, options=options)
@@ -136,6 +160,7 @@ class Checkpoints:
         import tensorflow as tf
 
         self._model = model
+        self._optimizer = optimizer
         with tf.device("CPU:0"):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="job_step")
         self._checkpoint = tf.train.Checkpoint(
@@ -154,6 +179,7 @@ class Checkpoints:
             autograph=False,
         )
         self._look = tf.function(lambda: _finite(trainable_parts(model)), autograph=False)
+        self._swept = False
         self.last: int | None = None
 
     def restore(self) -> int:
@@ -179,16 +205,55 @@ class Checkpoints:
             raise not_finite("weights", step, f" ({', '.join(bad[:3])})")
         self._step.assign(step)
         self._folder.mkdir(exist_ok=True)
-        path = str(self._folder / f"{_NAME}-{step}")
-        self._write(tf.constant(path))
-        state = tf.train.get_checkpoint_state(str(self._folder))
-        old = [Path(known).name for known in (state.all_model_checkpoint_paths if state else [])]
-        names = [name for name in old if name != Path(path).name] + [Path(path).name]
+        name = f"{_NAME}-{step}"
+        names = [known for known in known_checkpoints(self._folder) if known != name]
+        if not self._swept:
+            self._sweep(names)
+        if shutil.disk_usage(self._folder).free < self._bytes():
+            # Seen beforehand: an operation that fails here cancels what workers do for the same chief.
+            raise OSError(errno.ENOSPC, "No space left on device", str(self._folder))
+        self._write(tf.constant(str(self._folder / name)))
+        names.append(name)
         _write_state(self._folder, names[-self._keep :])
         self.last = step
         for name in names[: -self._keep]:
             for file in self._folder.glob(f"{name}.*"):
                 file.unlink(missing_ok=True)
+
+    def _bytes(self) -> int:
+        """About the size of a checkpoint."""
+        size = 1 << 16  # index and state
+        for variable in (*self._model.variables, *self._optimizer.variables):
+            plain = plain_variable(variable)
+            size += math.prod(int(length) for length in plain.shape) * max(1, plain.dtype.size)
+        return size
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
+
+    def _sweep(self, names: list[str]) -> None:
+        """Remove what a killed process has left half-written."""
+        for path in self._folder.glob(f"{_NAME}-[0-9]*"):
+            whole = path.stem in names and path.suffix != ""
+            if not whole or "temp" in path.name:
+                _remove(path)
+        self._swept = True
+
+    def discard(self, step: int) -> None:
+        """Remove what a failed `save` has written: on a full disk it would take the room of the next one."""
+        if step == self.last:
+            return
+        for path in self._folder.glob(f"{_NAME}-{step}[._]*"):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_state(folder: Path, names: list[str]) -> None:

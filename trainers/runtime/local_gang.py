@@ -103,9 +103,12 @@ class LocalGang:
             **replica.env,
             labels.ENV_TERMINATION_LOG: str(self.termination_file(replica.replica)),
         }
-        with (self.logs / f"{replica.replica}.log").open("ab") as log:
-            self.launchers[replica.replica] = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        self.launchers[replica.replica] = self._launch(command, env, self.logs / f"{replica.replica}.log")
+
+    def _launch(self, command: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
 
     def termination_file(self, name: str) -> Path:

@@ -19,6 +19,7 @@ from trainers.job.errors import TrainyardError
 from trainers.job.failures import FailureClass
 from trainers.runtime.checkpoints import Checkpoints, not_finite
 from trainers.runtime.heartbeat import Progress
+from trainers.runtime.space import DiskFull, is_full, no_room, room_patience
 from trainers.runtime.steps import StepSize
 from trainers.runtime.summaries import TrainSummaries
 
@@ -58,6 +59,11 @@ class CheckpointEvery:
         self._pause = self.LEAST
         self._last_step = 0
         self._last_time = clock()
+        self._not_before = clock()
+
+    def postpone(self) -> None:
+        """Try again in a moment: this one could not be written."""
+        self._not_before = self._clock() + self.LEAST
 
     def saved(self, step: int, *, cost: float = 0.0) -> None:
         """Note a checkpoint at `step` that took `cost` seconds to write."""
@@ -66,14 +72,16 @@ class CheckpointEvery:
 
     def due(self, step: int) -> bool:
         """Whether to write one now."""
+        if self._clock() < self._not_before:
+            return False
         if self._steps is not None:
             return step // self._steps > self._last_step // self._steps
         return self._clock() - self._last_time >= self._pause
 
     @property
     def most(self) -> int:
-        """The most steps in one call: those between two; very many when they are due by time."""
-        return min(self._steps or 1 << 30, self._loss_every or 1 << 30)
+        """The most steps in one call: a quarter of those between two, so that none comes much later than it is due."""
+        return min(max(1, self._steps // 4) if self._steps else 1 << 30, self._loss_every or 1 << 30)
 
     def room(self, step: int) -> int:
         """Steps until the next one, or a loss to note, is due; very many when it is due by time."""
@@ -103,13 +111,31 @@ class Loop:
     checkpoint_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
-    def save(self, step: int) -> None:
-        """Write a checkpoint, if this replica writes them, and take the time."""
+    def save(self, step: int, *, patience: float = 0.0) -> None:
+        """Write a checkpoint, if this replica writes them, and take the time.
+
+        On a full disk it waits `patience` seconds for room, then raises DiskFull.
+        """
         if self.checkpoints is None or self.checkpoints.last == step:
             return
         began = self.clock()
         self.progress.enter("saving")
-        self.checkpoints.save(step)
+        while True:
+            try:
+                self.checkpoints.save(step)
+                break
+            except Exception as e:
+                if not is_full(e):
+                    raise
+                self.checkpoints.discard(step)
+                if self.clock() - began >= patience:
+                    raise no_room(self.checkpoints.folder, step, self.checkpoints.last) from None
+                log.warning(
+                    "no room for the checkpoint of step %s in %s: waiting for it",
+                    step,
+                    self.checkpoints.folder,
+                )
+                time.sleep(1.0)
         self.progress.enter("training")
         cost = self.clock() - began
         self.every.saved(step, cost=cost)
@@ -122,18 +148,25 @@ class Loop:
         room = self.every.room(step)
         return room if self.summaries is None else min(room, self.summaries.room(step))
 
+    def save_last(self, step: int) -> None:
+        """Write the last checkpoint; on a full disk it waits a while for room."""
+        self.save(step, patience=room_patience())
+
     def after(self, step: int, *, leave: bool) -> None:
         """What is due between two calls: figures for TensorBoard, leave, or save. Raises LeftEarly."""
         if self.summaries is not None:
             self.summaries.after(step)
         if leave:
-            self.save(step)
+            self.save(step, patience=room_patience() / 4)
             raise LeftEarly(f"was asked to leave at step {step}")
-        if self.save_now.is_set():
+        if self.save_now.is_set() or (self.every.due(step) and step < self.target):
             self.save_now.clear()
-            self.save(step)
-        elif self.every.due(step) and step < self.target:
-            self.save(step)
+            try:
+                self.save(step)
+            except DiskFull as e:
+                log.warning("%s; training goes on", e.message)
+                self.progress.enter("training")
+                self.every.postpone()
 
 
 def train_in_graph(loop: Loop, iterator: Any, step: int) -> int:
@@ -168,5 +201,5 @@ def train_in_graph(loop: Loop, iterator: Any, step: int) -> int:
             size.measured(mean_step_time)
         loop.progress.advance(k, mean, float(waited), took)
         loop.after(step, leave=leave > 0)
-    loop.save(step)
+    loop.save_last(step)
     return step

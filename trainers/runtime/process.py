@@ -64,6 +64,14 @@ class Child:
                 self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
+    def stopped(self) -> bool:
+        """Whether it is stopped by a signal, or a debugger; on Linux."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as f:  # noqa: PTH123 - ten times a second
+                return f.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except (OSError, IndexError):
+            return False
+
     def signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
         if self.poll() is None:

@@ -333,7 +333,7 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
                 loop.after(step, leave=loop.stop.is_set())
         finally:
             pool.shutdown(wait=False)
-    loop.save(step)
+    loop.save_last(step)
     return step
 
 
@@ -342,7 +342,7 @@ def _save_while_waiting(loop: Loop, servers: SyncServers, begin: int) -> None:
     turn = servers.at_rest()
     if turn is None:
         return
-    loop.save(begin + turn)
+    loop.save_last(begin + turn)
     if servers.at_rest() != turn:
         return  # a gradient came while it was written: once more
     loop.save_now.clear()

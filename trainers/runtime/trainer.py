@@ -37,6 +37,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr, force=True)
     for name in ("trainyard", "trainers"):
         logging.getLogger(name).setLevel(logging.INFO)
+    faulthandler.enable(file=sys.stderr)  # where Python was, should native code crash
     role, index = RoleKind(os.environ[labels.ENV_ROLE]), int(os.environ[labels.ENV_INDEX])
     try:
         record = JobRecord.open(os.environ[labels.ENV_JOB])

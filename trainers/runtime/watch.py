@@ -100,6 +100,7 @@ class Watch:
         self._changed = replica.clock()
         self._over_since: float | None = None
         self._asked_at: float | None = None
+        self._running_at = self._changed
         self._touched: float | None = None
         self._touched_of = 0.0  # the time in the heartbeat that the file had then
         self._overdue: str = ""
@@ -242,7 +243,9 @@ class Watch:
 
     def _stalled(self, now: float) -> End | None:
         still = now - self._changed
-        if not (self._r.drives or self._r.is_evaluator) or still <= self._patience():
+        if not (self._r.drives or self._r.is_evaluator):
+            return self._suspended(now)
+        if still <= self._patience():
             return None
         phase, step, _ = self._seen or ("starting", None, 0.0)
         reason = f"no step for {still:.0f} s while {phase}" + (f" (step {step})" if step else "")
@@ -252,6 +255,21 @@ class Watch:
             # Whoever stands still in a gang holds up all: everybody dumps stacks and begins again.
             why = f"{FailureClass.STALLED}: {reason}"
             self._record.next_generation(self._attempt.generation, by=self._r.name, reason=why)
+        return End("stalled", reason=reason)
+
+    def _suspended(self, now: float) -> End | None:
+        """A server gives no sign of life that could fail to come; but a process that is stopped can be seen.
+
+        It has twice the stall budget, so that the chief, which waits for it, has everybody's stacks dumped first.
+        """
+        if not self._child.stopped():
+            self._running_at = now
+            return None
+        still = now - self._running_at
+        if still <= 2 * self._r.job.budgets.stall:
+            return None
+        reason = f"its process has been stopped (SIGSTOP) for {still:.0f} s"
+        self._r.say(f"{reason}: ending it")
         return End("stalled", reason=reason)
 
     def _patience(self) -> float:
@@ -268,6 +286,11 @@ class Watch:
         if not path.exists():
             return  # it did not come as far as setting that up: SIGUSR1 would end it without a word
         self._child.signal(signal.SIGUSR1)
+        self._child.signal(signal.SIGCONT)  # who is stopped must run to tell where
         deadline = self._r.clock() + self._r.times.dump
-        while self._r.clock() < deadline and not path.stat().st_size:
+        size = 0
+        while self._r.clock() < deadline:
+            before, size = size, path.stat().st_size
+            if size and size == before:
+                return
             time.sleep(0.02)

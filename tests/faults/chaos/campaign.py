@@ -164,7 +164,9 @@ class Campaign:
                 else f"ended without arriving: {outcome}"
             )
         logs = {path.stem: path.read_text(errors="replace") for path in gang.logs.glob("*.log")}
-        self.first_steps += re.findall(r"\S+ has made its first step: .*", logs.get("chief-0", ""))
+        self.first_steps += re.findall(
+            r"^chief-0 has made its first step: .*", logs.get("chief-0", ""), re.MULTILINE
+        )
         report = JobReport(
             output.name,
             arrived,
@@ -237,6 +239,6 @@ class Lost(Exception):
 def _repeated(gang: LocalGang) -> list[int]:
     """Steps that the chief made again after each of its restarts."""
     log = (gang.logs / "chief-0.log").read_text(errors="replace")
-    begun = [int(step) for step in re.findall(r"chief-0 trains \S+ from step (\d+)", log)]
+    begun = [int(step) for step in re.findall(r"^chief-0 trains \S+ from step (\d+)", log, re.MULTILINE)]
     reached = [a.last_step for a in gang.record.attempts("chief", 0) if a.last_step is not None]
     return [max(0, last - first) for last, first in zip(reached, begun[1:], strict=False)]
