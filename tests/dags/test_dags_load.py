@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import importlib.util
 import json
 import subprocess
@@ -118,6 +119,51 @@ def test_digits_retrain_has_the_promised_shape(dag_bag: Any) -> None:
     }
     assert dag.get_task("train.service").is_setup
     assert dag.get_task("train.cleanup").is_teardown
+
+
+def test_flights_retrain_runs_by_the_month_and_judges_minutes(dag_bag: Any) -> None:
+    dag = dag_bag.dags["flights_retrain"]
+    assert dag.max_active_runs == 1
+    assert dag.catchup is False
+    assert (dag.start_date.year, dag.end_date.year) == (2013, 2013)
+    upstream = {task.task_id: sorted(task.upstream_task_ids) for task in dag.tasks}
+    assert upstream["months"] == ["check_form"]
+    assert upstream["prepare.plan"] == ["months"]
+    assert upstream["prepare.encode"] == ["prepare.plan"]
+    assert upstream["prepare.window"] == ["prepare.encode", "prepare.plan"]
+    assert upstream["train.plan"] == ["prepare.window"]
+    assert {asset.uri for task in dag.tasks for asset in task.outlets} == {"storage://records/flights"}
+    assert (dag.params["metric"], dag.params["max_error"], dag.params["month"]) == ("mae", 20.0, "")
+    assert "min_accuracy" not in dag.params
+    assert {name: dag.get_task(name).retries for name in ("prepare.encode", "prepare.window")} == {
+        "prepare.encode": 10,
+        "prepare.window": 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("interval", "month", "expected"),
+    [
+        ("2013-01-01", "", ["2013-01"]),
+        ("2013-05-01", "", ["2013-03", "2013-04", "2013-05"]),
+        (None, "", ["2013-10", "2013-11", "2013-12"]),
+        ("2013-05-01", "2013-02", ["2013-01", "2013-02"]),
+    ],
+)
+def test_a_run_takes_its_month_and_the_two_before(
+    dag_bag: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interval: str | None,
+    month: str,
+    expected: list[str],
+) -> None:
+    monkeypatch.setenv("TRAINYARD_STORAGE", str(tmp_path))
+    start = dt.datetime.fromisoformat(interval) if interval else None
+    months = dag_bag.dags["flights_retrain"].get_task("months").python_callable
+    parts = months(data_interval_start=start, params={"month": month})
+    assert [part["span"] for part in parts] == expected
+    assert all(Path(part["source"]).is_file() for part in parts)
 
 
 def test_what_runs_in_a_pod_is_retried_by_its_failures_class(dag_bag: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def until(reached: Callable[[], Any], what: str, seconds: float = 500) -> None:
 
 
 @pytest.fixture(scope="module")
-def api(platform: Platform) -> Api:
+def api(platform: Platform) -> Iterator[Api]:
     """Both DAGs are known and may run, and the months are backfilled."""
     api = Api(platform)
     for dag_id in (CONSUMER, DAG):
@@ -72,7 +72,8 @@ def api(platform: Platform) -> Api:
     begun = time.monotonic()
     api.backfill()
     print(f"backfill of three months: {time.monotonic() - begun:.1f} s")
-    return api
+    yield api
+    api.http.close()
 
 
 def _window(api: Api, run: dict[str, Any]) -> dict[str, Any]:
