@@ -20,6 +20,9 @@ from trainers.runtime.curve import LossCurve, curve_path, read_curve
 from trainers.runtime.local_gang import LocalGang
 from trainers.runtime.restore import load_trained
 
+# Several processes that import TensorFlow, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(1200)
+
 STEPS = 120
 
 DROPOUT = """

@@ -17,6 +17,9 @@ import pytest
 
 from trainers.job.ports import free_ports
 
+# Several processes that import TensorFlow, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(1200)
+
 CASES = ("clip_norm_cosine_ema", "module_clip_value", "float16", "bfloat16_subclassed", "jit", "state")
 STRATEGIES = ("mirrored", "multi_worker", "servers")
 # Each replica rounds sums of its own batch: relative, of a loss. 8 bits of mantissa make bfloat16 coarse.
