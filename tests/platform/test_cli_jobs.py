@@ -186,6 +186,7 @@ def test_a_look_at_how_a_gang_stands(home: Path, capsys: pytest.CaptureFixture[s
         record.write_attempt(Attempt("worker", 0, number, 1, 4711, started=now + number))
     add_evaluation(record.folder, Evaluation(5, {"accuracy": 0.97, "loss": 0.3}, 364, 0.4))
     (record.folder / "stragglers.json").write_text('{"worker-0": {"since": 1.0, "reason": "silent"}}')
+    (record.folder / "workers.json").write_text('{"worker-0": {"steps": 6, "examples_per_s": 4321.0}}')
     record.next_generation(1, by="chief-0", reason="STALLED: no step")
     assert cli.main(["jobs", "watch", "run-1", "--once"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -205,9 +206,10 @@ def test_a_look_at_how_a_gang_stands(home: Path, capsys: pytest.CaptureFixture[s
     ]
     assert rows["chief-0"][8].endswith("s ago")
     assert rows["ps-0"] == ["ps-0", "not there yet"]
-    assert rows["worker-0"][:3] == ["worker-0", "serving", "2"]
-    assert 100 <= int(rows["worker-0"][3].split()[0]) < 160
-    assert rows["worker-0"][4] == "straggler: silent"
+    assert rows["worker-0"][:3] == ["worker-0", "serving", "6"]
+    assert rows["worker-0"][3:5] == ["4,321", "2"]
+    assert 100 <= int(rows["worker-0"][5].split()[0]) < 160
+    assert rows["worker-0"][6] == "straggler: silent"
     assert rows["evaluator-0"][:4] == ["evaluator-0", "waiting", "5/10", "0.3000"]
     assert lines[-1].startswith("evaluation of step 5: accuracy 0.9700, loss 0.3000 on 364 examples")
     fail(record)

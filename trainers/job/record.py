@@ -9,6 +9,7 @@
     times/0001.json                when each process of the chief came to what (`trainers.job.times`)
     checkpoints/                   TensorFlow checkpoints
     stacks/                        stack dumps of replicas that stood still
+    workers.json                   what each worker of a parameter server has done, as the chief knows it
     evaluations.jsonl              what an evaluator found of each checkpoint (`trainers.job.observations`)
     warnings.jsonl                 what went wrong without ending the job
     history/0001/                  what was there before the job was opened again
@@ -220,6 +221,7 @@ class JobRecord:
             "outcome.json",
             "state.json",
             "warnings.jsonl",
+            "workers.json",
             "attempts",
             "generations",
             "heartbeats",

@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from trainers.job.files import write_json
 from trainers.job.record import Heartbeat, JobRecord
 from trainers.runtime.curve import LossCurve
 from trainers.runtime.tracking import Spool
+from trainers.runtime.worker_steps import WorkerSteps
 
 __all__ = ["Progress", "Pulse"]
 
@@ -37,6 +39,7 @@ class Progress:
         # Of a synchronous parameter_server, in this life of its chief.
         self.gradients_used: int | None = None
         self.gradients_dropped: int | None = None
+        self.workers = WorkerSteps(clock=clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._rate: float | None = None  # steps a second
@@ -131,6 +134,9 @@ class Pulse:
         values = self._progress.values()
         try:
             self._record.beat(dataclasses.replace(self._base, **values))  # type: ignore[arg-type]
+            workers = self._progress.workers.values(self._progress.examples_per_step)
+            if workers:
+                write_json(self._record.folder / "workers.json", workers)
             if self._spool is not None and values["loss"] is not None and values["step"] != self._spooled:
                 self._spooled = int(values["step"] or 0)
                 self._spool.metrics(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -80,9 +80,10 @@ class JobNow:
         for attempt in record.attempts():
             attempts[f"{attempt.role}-{attempt.index}"] = attempt.number
         slow = _stragglers(record)
+        workers = read_json(record.folder / "workers.json") or {}
         rows = []
         for replica in plan.replicas:
-            beat = beats.get(replica.replica)
+            beat = _with_share(beats.get(replica.replica), workers.get(replica.replica))
             age = None if beat is None else max(0.0, at - beat.at)
             rows.append(
                 Row(
@@ -113,8 +114,15 @@ class JobNow:
     def leader(self) -> Heartbeat | None:
         """The sign of life that says how far training is: the chief's, before it has one the furthest peer's."""
         beats = [row.beat for row in self.rows if row.beat is not None and row.beat.step is not None]
-        beats = [beat for beat in beats if beat.role != "evaluator"]
+        beats = [beat for beat in beats if beat.role != "evaluator" and beat.target is not None]
         return max(beats, key=lambda beat: (beat.role == "chief", beat.step or 0), default=None)
+
+
+def _with_share(beat: Heartbeat | None, share: Mapping[str, Any] | None) -> Heartbeat | None:
+    """A passive worker's sign of life with what its chief knows of it."""
+    if beat is None or share is None or beat.role != "worker":
+        return beat
+    return dataclasses.replace(beat, step=share["steps"], target=None, examples_per_s=share["examples_per_s"])
 
 
 def _stragglers(record: JobRecord) -> Mapping[str, str]:
