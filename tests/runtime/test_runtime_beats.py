@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.clock import Clock
 from trainers.job.record import Heartbeat, JobRecord
 from trainers.runtime.heartbeat import Progress, Pulse
 from trainers.runtime.worker_steps import WorkerSteps
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_every_field(jobs: Any) -> None:
