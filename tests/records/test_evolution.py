@@ -117,3 +117,16 @@ def test_a_missing_value_reads_as_its_default(run, tmp_path, table):
     schema = schema.replace([dataclasses.replace(schema["x"], default=-7.0)])
     (batch,) = RecordsDataset.open(manifest.path, schema=schema).dataset("train", 20)
     assert sorted(batch["x"].numpy().tolist())[:3] == [-7.0, -7.0, 0.0]
+
+
+@pytest.mark.parametrize("zone", [None, ["a", None]], ids=["without the column", "with some"])
+def test_older_data_is_prepared_with_the_default_of_a_column_that_was_added(zone, run, tmp_path):
+    older = {"x": [1.0, 2.0], "y": [0, 1]}
+    pq.write_table(pa.table(older if zone is None else {**older, "zone": zone}), tmp_path / "2012.parquet")
+    schema = Schema((Feature("x", "float32"), Feature("y", "int64"), Feature("zone", "string", default="?")))
+    (tmp_path / "schema.json").write_text(json.dumps(schema.to_dict()))
+    manifest = run(tmp_path / "2012.parquet", schema=tmp_path / "schema.json", eval_fraction=0.0)
+    assert manifest.quarantined == 0
+    assert manifest.schema()["zone"].presence == "required"
+    (batch,) = RecordsDataset.open(manifest.path).dataset("train", 4)
+    assert sorted(batch["zone"].numpy().tolist()) == ([b"?", b"?"] if zone is None else [b"?", b"a"])

@@ -331,7 +331,8 @@ class Build:
         if given is None:
             return found
         for feature in given:
-            if feature.presence == "required" and feature.name not in found:
+            wanted = feature.presence == "required" and feature.default is None
+            if wanted and feature.name not in found:
                 raise ColumnError(
                     feature.name,
                     f"isn't in {self.options.source}, but the schema requires it",

@@ -47,6 +47,9 @@ def clean(
         at = batch.data.schema.get_field_index(feature.name)
         raw = batch.data.column(at) if at >= 0 else pa.nulls(batch.data.num_rows)
         column, refused = convert(raw, feature)
+        if feature.presence == "required" and feature.default is not None and not feature.shape:
+            # A column that was added later: older files lack it. Refused rows go by their reason, not by null.
+            column = column.fill_null(feature.default)
         if feature.name in required:
             refused = {**_lacking(column), **refused}
         for row, reason in refused.items():
