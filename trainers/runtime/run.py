@@ -128,6 +128,9 @@ class _Run:
         self._seed()
         met_before = self.record.state in (JobState.RUNNING, JobState.RESTARTING)
         connected = set_up(self.plan, self.me, met_before=met_before, stop=self.stop)
+        if threading.current_thread() is threading.main_thread():
+            # TensorFlow's coordination service has set a handler of its own, below Python, which keeps it to itself.
+            signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop.set())
         if self.me.tf_config.get("cluster"):
             check_listeners(self.me.address)
 
