@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from trainyard import cli
 from trainyard.commands import jobs
+from trainyard.platform.job_view import JobNow, job_table
 
 from trainers.job.failures import Failure, FailureClass
 from trainers.job.observations import Evaluation, add_evaluation, add_warning
@@ -215,6 +218,20 @@ def test_a_look_at_how_a_gang_stands(home: Path, capsys: pytest.CaptureFixture[s
     fail(record)
     assert cli.main(["jobs", "watch", "run-1", "--once"]) == 1
     assert "ago" not in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_shows_what_matters_most(home: Path) -> None:
+    record = job(home / "storage", "d/run-1", strategy="parameter_server", evaluator=True)
+    figures: dict[str, Any] = {"examples_per_s": 12345.6, "loss": 0.25, "input_wait": 0.034, "eta_s": 95.0}
+    record.beat(Heartbeat("chief", 0, phase="training", step=123456, target=2000000, **figures))
+    for width, there in ((80, False), (140, True)):
+        out = io.StringIO()
+        Console(file=out, width=width).print(job_table(JobNow.of("d/run-1", record), width))
+        shown = out.getvalue()
+        assert "…" not in shown
+        assert max(map(len, shown.splitlines())) <= width
+        assert "123456/2000000" in shown
+        assert ("input wait" in shown) is there
 
 
 def test_the_table_on_a_terminal_refreshes_and_ends_with_the_job(tmp_path: Path) -> None:

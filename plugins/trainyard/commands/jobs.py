@@ -105,6 +105,8 @@ def watch_job(arguments: argparse.Namespace, console: Console) -> int:
     folders = list(dict.fromkeys(_find(storage, text) for text in arguments.job or ["latest"]))
     records = {_name(folder): JobRecord.open(folder) for folder in folders}
     if arguments.once:
+        if not console.is_terminal:
+            console.width = max(console.width, 140)  # a file cuts no lines
         for name, record in records.items():
             console.print(job_table(JobNow.of(name, record), console.width))
         ends = [record.outcome() for record in records.values()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -39,6 +39,21 @@ _STYLES: Mapping[JobState, str] = {
     JobState.RESTARTING: "bold yellow",
 }
 _SPINES = {"training": "green", "saving": "green", "evaluating": "green", "ended": "dim", "left": "dim"}
+
+
+_COLUMNS: Sequence[tuple[str, Literal["left", "right"]]] = (
+    ("replica", "left"),
+    ("phase", "left"),
+    ("step", "right"),
+    ("examples/s", "right"),
+    ("loss", "right"),
+    ("to go", "right"),
+    ("input wait", "right"),
+    ("try", "right"),
+    ("last beat", "right"),
+    ("", "left"),
+)
+_WIDE, _SPARE = 110, ("to go", "input wait", "try")  # narrower terminals do without these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +147,7 @@ def _stragglers(record: JobRecord) -> Mapping[str, str]:
 
 
 def job_table(job: JobNow, width: int = 120) -> Group:
-    """The job's head, a line a replica, the newest evaluation and the warnings."""
+    """The job's head, a line a replica, the newest evaluation and the warnings; for a terminal of `width` columns."""
     head = Text.assemble(
         (job.name, "bold"),
         "  ",
@@ -141,14 +156,14 @@ def job_table(job: JobNow, width: int = 120) -> Group:
         f"  generation {job.generation}" if job.generation > 1 else "",
     )
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for title in ("replica", "phase"):
-        table.add_column(title, no_wrap=True)
-    titles = ("step", "examples/s", "loss", "to go", "input wait", "try", "last beat")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    hidden = _SPARE if width < _WIDE else ()
+    shown = [number for number, (title, _) in enumerate(_COLUMNS) if title not in hidden]
+    for number in shown:
+        title, justify = _COLUMNS[number]
+        table.add_column(title, justify=justify, no_wrap=True)
     for row in job.rows:
-        table.add_row(*_cells(row, over=job.outcome is not None))
+        cells = _cells(row, over=job.outcome is not None)
+        table.add_row(*(cells[number] for number in shown))
     lines: list[Text | Table] = [head, table]
     if job.evaluation is not None:
         lines.append(Text(evaluation_line(job.evaluation), "cyan"))
