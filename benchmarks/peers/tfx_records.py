@@ -15,13 +15,13 @@ import warnings
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-warnings.simplefilter("ignore")
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 BATCH = 8192
+warnings.simplefilter("ignore")
 sys.stdout, answers = sys.stderr, sys.stdout  # Beam and TensorFlow print
 
 
