@@ -209,6 +209,12 @@ def test_text_goes_through_layers_of_the_model(
     assert outcome.metrics["loss"] < 0.2
 
 
+def test_text_does_not_compile(digits_jobs: Any, write_module: Callable[[str, str], str]) -> None:
+    plan = digits_jobs.plan(steps=5, batch_size=4, jit_compile=True, trainer=write_module("text", WORDS))
+    with pytest.raises(UnusableSetting, match="jit_compile: XLA can't compile the model: "):
+        train_plan(plan)
+
+
 def test_the_example_of_the_docs_trains(digits_jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
     schedule = {"name": "cosine", "warmup_steps": 20}

@@ -20,7 +20,11 @@ from trainers.runtime.steps import (
     trainable_parts,
 )
 
-__all__ = ["Training", "UnusableSetting", "build_training", "make_model", "make_optimizer"]
+__all__ = ["Training", "UnusableSetting", "build_training", "explain_jit", "make_model", "make_optimizer"]
+
+
+# By which the messages of XLA's compiler are known.
+_OF_XLA = ("uncompilable", "not compilable", "XLA_CPU_JIT", "XLA_GPU_JIT", "XLA compilation")
 
 
 class UnusableSetting(ConfigError):
@@ -89,6 +93,23 @@ def build_training(
         make_gradients(model, loss, optimizer, jit_compile=jit),
         make_apply(model, optimizer, averages),
     )
+
+
+def explain_jit(error: Exception, ctx: TrainerContext) -> None:
+    """Raise UnusableSetting when the loop failed because XLA can't compile the model."""
+    import tensorflow as tf
+
+    kinds = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
+    if not ctx.hparams.get("jit_compile") or not isinstance(error, kinds):
+        return
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = next((line for line in lines if any(word in line for word in _OF_XLA)), None)
+    if told is not None:
+        raise UnusableSetting(
+            f"jit_compile: XLA can't compile the model: {told[:300]}",
+            hint="text, ragged features and lookups don't compile: make numbers of them in make_dataset, or leave "
+            "jit_compile out",
+        ) from error
 
 
 def make_model(module: TrainerModule, ctx: TrainerContext, data: Callable[[Any], Any]) -> Any:

@@ -18,7 +18,7 @@ from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
 from trainers.job.times import Marks, time_split
 from trainers.runtime.async_servers import train_on_servers
-from trainers.runtime.building import Training, build_training
+from trainers.runtime.building import Training, build_training, explain_jit
 from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_weights
 from trainers.runtime.context import DEFAULT_STEPS, TrainerContext, context_of, worker_context
 from trainers.runtime.curve import LossCurve
@@ -152,6 +152,7 @@ class _Run:
             loop.summaries.close()
             _look_for_damage(records, e)
             explain_end(e, module, self.progress)
+            explain_jit(e, ctx)
             raise
         self.phases.enter("")
         seconds = self.phases.seconds
