@@ -3,7 +3,7 @@
 
 A file has a header. Empty fields and NA, N/A, NULL, null and \\N mean missing, unless quoted. Types are inferred
 from the first 10,000 rows of each file: a column of which 99 % are numbers is one of numbers, and the others are
-refused. Where that is wrong, a schema.json given to `prepare` settles it. A row is at most a block of 8 MB.
+refused. Where that is wrong, a schema.json given to `prepare` settles it. A row is at most a block of 2 MB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainers.records.source import Batch, Reject
 __all__ = ["infer_csv", "read_csv"]
 
 SAMPLE_ROWS = 10_000  # of each file, from which types are inferred
-_BLOCK = 8 << 20
+_BLOCK = 2 << 20  # Arrow reads up to 32 of them ahead
 _LINES_OF_A_ROW = 1_000  # in quotes; more, and a quote was not closed
 _MOSTLY = 0.99  # of a sampled text column that must be numbers for the others to be taken for mistakes
 _INT = r"^-?[0-9]{1,18}$"

@@ -324,7 +324,7 @@ class _Recoder(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         wanted = size if size is not None and size >= 0 else 1 << 62
         while len(self._ready) < wanted:
-            chunk = self._source.read(min(wanted, _CHUNK))
+            chunk = self._source.read(min(wanted - len(self._ready), 8 * _CHUNK))
             held = self._decoder.getstate()[0]
             try:
                 text = self._decoder.decode(chunk, final=not chunk)

@@ -33,6 +33,7 @@ from trainers.records.split import hash_values
 __all__ = ["FeatureStatistics", "Statistics"]
 
 MAX_DISTINCT = 10_000  # more different values than this are no vocabulary, and their top says little
+MAX_TEXT = 2 << 20  # bytes of different values, likewise
 TOP = 20
 VOCABULARY = 100  # so many distinct values become a feature's domain
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -71,15 +72,21 @@ class _ValueCounts:
     def _take(self, values: pa.Array, counts: pa.Array) -> bool:
         self._state = None
         self._parts.append(pa.table({"values": values.cast(pa.string()), "counts": counts}))
-        return sum(map(len, self._parts)) <= 4 * MAX_DISTINCT or self._sum_up()
+        few = sum(map(len, self._parts)) <= 4 * MAX_DISTINCT
+        return (few and sum(map(_text, self._parts)) <= 4 * MAX_TEXT) or self._sum_up()
 
     def _sum_up(self) -> bool:
         if self._parts:
             groups = pa.concat_tables(self._parts).group_by("values", use_threads=False)
             table = groups.aggregate([("counts", "sum")]).select(["values", "counts_sum"])
             self._parts = [table.rename_columns(["values", "counts"])]
-            return len(table) <= MAX_DISTINCT
+            return len(table) <= MAX_DISTINCT and _text(table) <= MAX_TEXT
         return True
+
+
+def _text(counts: pa.Table) -> int:
+    """Bytes of the values of some counts."""
+    return pc.sum(pc.binary_length(counts["values"])).as_py() or 0
 
 
 class FeatureStatistics:

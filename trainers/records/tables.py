@@ -2,8 +2,9 @@
 """Tables: Parquet, CSV (and .tsv) and JSON Lines, one file or many, read in batches.
 
 A unit is a set of parts: a row group of a Parquet file, or a whole CSV or JSON Lines file (which can only be
-read from its start). Memory is bounded by a batch, or by a block of 8 MB of text, whatever the files' sizes;
-of Parquet by 32 MB of rows and a page of each column. Folders named `dt=2013-01` add a column `dt`.
+read from its start). Memory is bounded whatever the files' sizes: by blocks of text (2 MB of CSV, of which Arrow
+reads 32 ahead, and 8 MB of JSON Lines), and of Parquet by 32 MB of rows and a page of each column. Folders named
+`dt=2013-01` add a column `dt`.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _reading(file: SourceFile) -> Iterator[None]:
         problem = str(e).splitlines()[0] if str(e) else type(e).__name__
         hint = "write the file again; it may be cut short or not be what its name says"
         if "straddling object" in problem:
-            problem = "a row is longer than 8 MB"
+            problem = "a row is longer than 2 MB"
             hint = "is a quote not closed, or is it no CSV?"
         raise SourceUnreadable(file.location, f"can't be read: {problem}", hint=hint) from e
 
