@@ -68,6 +68,7 @@ class NumberSketch:
         self.bits = bits
         self.shift = 0
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        self._buckets: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # until more comes
 
     def add(self, values: np.ndarray) -> None:
         """Take in float32 or int64 values, all finite; some 30,000 at once are cheapest."""
@@ -102,6 +103,7 @@ class NumberSketch:
         self._take(*_add_up(keys >> np.uint64(self.shift), counts))
 
     def _take(self, keys: np.ndarray, counts: np.ndarray) -> None:
+        self._buckets = None
         self._parts.append((keys, counts))
         if sum(len(part) for part, _ in self._parts) > 8 * MAX_BUCKETS:
             self._sum_up()
@@ -142,7 +144,7 @@ class NumberSketch:
                 (keys, counts, state["shift"]),
             )
         ]
-        self.shift, self._parts = shift, parts
+        self.shift, self._parts, self._buckets = shift, parts, None
         self._sum_up()
 
     def state(self) -> dict[str, Any]:
@@ -159,10 +161,12 @@ class NumberSketch:
 
     def buckets(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each bucket's least and greatest value, both possible, and its count."""
-        keys, counts = self._sum_up()
-        shift = np.uint64(self.shift)
-        ends = (keys << shift) | np.uint64((1 << self.shift) - 1)
-        return _values(keys << shift, self.bits), _values(ends, self.bits), counts
+        if self._buckets is None:
+            keys, counts = self._sum_up()
+            shift = np.uint64(self.shift)
+            ends = (keys << shift) | np.uint64((1 << self.shift) - 1)
+            self._buckets = _values(keys << shift, self.bits), _values(ends, self.bits), counts
+        return self._buckets
 
     def quantile_bounds(self, share: float) -> tuple[float, float]:
         """Between which two values the quantile lies: that of rank ceil(share * n), as numpy's inverted_cdf."""

@@ -22,6 +22,7 @@ Source of mix: G. Steele, D. Lea, C. Flood, Fast splittable pseudorandom number 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -110,9 +111,14 @@ def hash_rows(batch: pa.RecordBatch) -> np.ndarray:
     for name, column in sorted(
         zip(batch.schema.names, batch.columns, strict=True), key=lambda c: c[0].encode()
     ):
-        hashes = mix(hashes ^ hash_text([name])[0])
+        hashes = mix(hashes ^ _hash_name(name))
         hashes = mix(hashes ^ _hash_column(column))
     return hashes
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_name(name: str) -> np.uint64:
+    return hash_text([name])[0]
 
 
 def _hash_column(array: pa.Array) -> np.ndarray:
