@@ -5,112 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainers.job import labels, termination
+from tests.runtime.launching import Run, message
+from trainers.job import labels
 from trainers.job.failures import Failure, FailureClass, exit_code_of
-from trainers.job.plan import Plan
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, Success
 from trainers.runtime import launcher as launcher_module
-from trainers.runtime.launcher import Launcher
-from trainers.runtime.process import Child
-from trainers.runtime.replica import Replica, Times
-
-QUICK = Times(poll=0.02, beat=0.1, grace=1.0, leave=0.5, dump=2.0, back_off=0.01, most_back_off=0.05)
-
-# What every script begins with: the record, its own heartbeat, and how to say a failure.
-PRELUDE = """
-import dataclasses, faulthandler, os, signal, sys, time
-from trainers.job import termination
-from trainers.job.failures import Failure, FailureClass, exit_code_of
-from trainers.job.record import Heartbeat, JobRecord, JobState
-from trainers.runtime.watch import stack_file
-record = JobRecord.open(os.environ["TRAINYARD_JOB"])
-attempt = int(os.environ["TRAINYARD_ATTEMPT"])
-role, index = os.environ["TRAINYARD_ROLE"], int(os.environ["TRAINYARD_INDEX"])
-def beat(step, phase="training"):
-    record.beat(Heartbeat(role, index, phase=phase, attempt=attempt, pid=os.getpid(), step=step, target=10))
-def fail(cls, reason, detail=""):
-    cls = FailureClass(cls)
-    termination.write_failure(Failure(cls, reason, code="test", role=role, index=index, detail=detail))
-    sys.exit(exit_code_of(cls))
-def done():
-    record.finish(JobState.SUCCEEDED, step=10)
-"""
-
-
-class Scripts:
-    """A `start` for the launcher that runs a script; keeps the processes."""
-
-    def __init__(self, text: str) -> None:
-        self.text = PRELUDE + textwrap.dedent(text)
-        self.children: list[Child] = []
-
-    def __call__(self, env: Mapping[str, str]) -> Child:
-        read, write = os.pipe()
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-c", self.text],
-            env=dict(env),
-            stdout=write,
-            stderr=write,
-            start_new_session=True,
-        )
-        os.close(write)
-        self.children.append(Child(process.pid, read, process))
-        return self.children[-1]
-
-    def all_gone(self) -> bool:
-        """Whether no process of theirs is left."""
-        return all(child.poll() is not None for child in self.children)
-
-
-class Run:
-    """A launcher of one replica with a script, its log and its termination message."""
-
-    def __init__(
-        self, plan: Plan, script: str, *, role: str = "chief", times: Times = QUICK, log: Path
-    ) -> None:
-        self.scripts = Scripts(script)
-        self.record = JobRecord.open(plan.job.output)
-        self.log = log
-        self._sink = log.open("wb")
-        replica = Replica(
-            self.record,
-            RoleKind(role),
-            0,
-            environ={**os.environ, **plan.replica(RoleKind(role), 0).env},
-            times=times,
-            sink=self._sink.fileno(),
-        )
-        self.launcher = Launcher(replica, start=self.scripts)
-
-    def __call__(self) -> int:
-        try:
-            return self.launcher.run()
-        finally:
-            self._sink.close()
-            assert self.scripts.all_gone()
+from trainers.runtime.replica import Times
 
 
 @pytest.fixture(autouse=True)
 def _message(termination_log: Path) -> None:
     """Every launcher here writes its termination message to the test's file."""
-
-
-def message(path: Path) -> termination.Termination:
-    said = termination.parse(path.read_text())
-    assert said is not None
-    return said
 
 
 @pytest.mark.parametrize(
@@ -234,113 +147,6 @@ def test_a_trainer_that_stands_still_dumps_its_stacks_and_is_started_again(jobs:
     assert "while training (step 4)" in first.reason
     assert "stands_still" in (run.record.folder / "stacks" / "chief-0-0001.txt").read_text()
     assert run.record.generation().number == 1
-
-
-def test_a_stalled_chief_of_a_gang_begins_a_new_generation(jobs: Any, tmp_path: Path) -> None:
-    plan = jobs.plan(strategy="parameter_server", workers=1, ps=1, budgets={"stall": 0.3, "start": 5.0})
-    record = JobRecord.open(plan.job.output)
-    for role in ("worker", "ps"):
-        record.beat(Heartbeat(role, 0))
-    script = "beat(4)\nif attempt == 1: time.sleep(60)\ndone()"
-    run = Run(plan, script, log=tmp_path / "log")
-    assert run() == 0
-    generation = record.generation()
-    assert (generation.number, generation.by) == (2, "chief-0")
-    assert generation.reason.startswith("STALLED: no step for")
-
-
-def test_a_new_generation_starts_the_trainer_again_without_charge(jobs: Any, tmp_path: Path) -> None:
-    plan = jobs.plan(strategy="parameter_server", workers=1, ps=1)
-    record = JobRecord.open(plan.job.output)
-    record.beat(Heartbeat("worker", 0))
-    record.beat(Heartbeat("chief", 0))
-    script = """
-    if os.environ["TRAINYARD_GENERATION"] == "1":
-        record.next_generation(1, by="worker-0", reason="STALLED: test")
-        time.sleep(60)
-    done()
-    time.sleep(60)
-    """
-    run = Run(plan, script, role="ps", log=tmp_path / "log")
-    assert run() == 0
-    first, second = record.attempts("ps", 0)
-    assert (first.generation, second.generation) == (1, 2)
-    assert first.failure_class is None
-
-
-def test_a_gang_that_stays_partial_is_left(jobs: Any, tmp_path: Path, termination_log: Path) -> None:
-    plan = jobs.plan(strategy="parameter_server", workers=2, ps=1, budgets={"start": 0.3})
-    record = JobRecord.open(plan.job.output)
-    record.beat(Heartbeat("worker", 1))
-    run = Run(plan, "time.sleep(60)", log=tmp_path / "log")
-    assert run() == 86
-    failure = message(termination_log).failure
-    assert failure is not None
-    assert failure.reason == "worker-0, ps-0 did not come within 0.3 s"
-    assert record.outcome() is None
-
-
-def test_a_server_whose_chief_is_gone_for_good_leaves(
-    jobs: Any, tmp_path: Path, termination_log: Path
-) -> None:
-    plan = jobs.plan(strategy="parameter_server", workers=1, ps=1, budgets={"start": 1.0})
-    record = JobRecord.open(plan.job.output)
-    for role in ("worker", "chief"):
-        record.beat(Heartbeat(role, 0, phase="training"))
-    run = Run(plan, "time.sleep(60)", role="ps", log=tmp_path / "log")
-    assert run() == 86
-    failure = message(termination_log).failure
-    assert failure is not None
-    assert failure.reason == "chief-0 has given no sign of life for 1 s"
-
-
-def test_a_chief_that_comes_back_does_not_wait_for_a_lost_worker(jobs: Any, tmp_path: Path) -> None:
-    plan = jobs.plan(strategy="parameter_server", workers=1, ps=1, budgets={"start": 0.1})
-    record = JobRecord.open(plan.job.output)
-    record.set_state(JobState.STARTING)
-    record.set_state(JobState.RUNNING)
-    run = Run(plan, "time.sleep(0.5); done()", log=tmp_path / "log")
-    assert run() == 0
-
-
-def test_a_dead_peer_begins_a_new_generation_for_all(jobs: Any, tmp_path: Path) -> None:
-    plan = jobs.plan(strategy="multi_worker", workers=1)
-    record = JobRecord.open(plan.job.output)
-    record.beat(Heartbeat("chief", 0))
-    script = "attempt == 1 and os.kill(os.getpid(), 9)\ndone()"
-    run = Run(plan, script, role="worker", log=tmp_path / "log")
-    assert run() == 0
-    generation = record.generation()
-    assert (generation.number, generation.by) == (2, "worker-0")
-    assert [a.generation for a in record.attempts("worker", 0)] == [1, 2]
-
-
-def test_who_lost_a_peer_is_not_charged_when_the_peer_says_so(jobs: Any, tmp_path: Path) -> None:
-    plan = jobs.plan(strategy="multi_worker", workers=1, caps={"PEER_LOST": 0})
-    record = JobRecord.open(plan.job.output)
-    record.beat(Heartbeat("worker", 0))
-    script = """
-    if attempt == 1:
-        if os.fork() == 0:
-            os.setsid()
-            time.sleep(0.3)
-            record.next_generation(1, by="worker-0", reason="INFRA: killed")
-            os._exit(0)
-        fail("PEER_LOST", "connection reset")
-    done()
-    """
-    run = Run(plan, script, log=tmp_path / "log")
-    assert run() == 0
-    first, second = record.attempts("chief", 0)
-    assert (first.failure_class, first.reason) == (None, "a peer was lost: connection reset")
-    assert second.generation == 2
-
-
-def test_a_lost_peer_that_says_nothing_is_charged(jobs: Any, tmp_path: Path) -> None:
-    plan = jobs.plan(strategy="multi_worker", workers=1, caps={"PEER_LOST": 0})
-    JobRecord.open(plan.job.output).beat(Heartbeat("worker", 0))
-    run = Run(plan, "fail('PEER_LOST', 'connection reset')", log=tmp_path / "log")
-    assert run() == 86
 
 
 def test_sigterm_becomes_checkpoint_and_leave(jobs: Any, tmp_path: Path, termination_log: Path) -> None:
