@@ -1,6 +1,7 @@
 """Fifty steps of small trainers with all kinds of settings, under one strategy after the other.
 
     python -m tests.runtime.equal_cases local mirrored servers > losses.json
+    python -m tests.runtime.equal_cases sync_servers
     TF_CONFIG=... python -m tests.runtime.equal_cases multi_worker
 
 prints {"strategy/case": {"losses": [50], "weights": [...], "averages": [...]}} as JSON: a process can be set up once
@@ -10,6 +11,7 @@ in the order of their rows, whoever computes them.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import types
@@ -146,11 +148,12 @@ CASES: Mapping[str, tuple[Callable[..., Any], str, dict[str, Any]]] = {
 
 
 def job_of(strategy: str, case: str) -> TrainingJob:
-    kind = Strategy.from_dict({"servers": "parameter_server"}.get(strategy, strategy))
-    replicas = 2 if strategy in ("mirrored", "multi_worker") else 1
+    names = {"servers": "parameter_server", "sync_servers": {"kind": "parameter_server", "sync": True}}
+    kind = Strategy.from_dict(names.get(strategy, strategy))
+    replicas = 2 if strategy in ("mirrored", "multi_worker", "sync_servers") else 1
     args = {"steps": STEPS, "seed": 1, "batch_size": GLOBAL_BATCH // replicas, **CASES[case][2]}
-    workers = {"servers": 1, "multi_worker": 1}.get(strategy, 0)
-    roles = standard_roles(kind, workers=workers, ps=2 if strategy == "servers" else 0)
+    workers = {"servers": 1, "sync_servers": 2, "multi_worker": 1}.get(strategy, 0)
+    roles = standard_roles(kind, workers=workers, ps=2 if "servers" in strategy else 0)
     return TrainingJob("equal", "cases", args=args, roles=roles, strategy=kind, output="/nowhere")
 
 
@@ -159,7 +162,9 @@ def train(strategy: str, case: str, set_up: Any, role: RoleKind) -> dict[str, An
     import tensorflow as tf
 
     from trainers.runtime.building import build_training
-    from trainers.runtime.steps import make_run
+    from trainers.runtime.context import worker_context
+    from trainers.runtime.steps import make_run, trainable_parts
+    from trainers.runtime.sync_servers import SyncServers
     from trainers.runtime.variables import is_trainable, model_variables
 
     job = job_of(strategy, case)
@@ -175,7 +180,22 @@ def train(strategy: str, case: str, set_up: Any, role: RoleKind) -> dict[str, An
     replicas = ctx.synchronous_replicas
     run = make_run(set_up.strategy, training.step(replicas), replicas=replicas)
     one, losses = tf.constant(1), []
-    if set_up.coordinator is not None:
+    if strategy == "sync_servers":
+        shares = [functools.partial(make_dataset, None, worker_context(ctx, i, 2)) for i in range(2)]
+        together = SyncServers(
+            set_up,
+            trainable_parts(training.model),
+            training.gradients,
+            training.apply,
+            shares,
+            count=replicas,
+        )
+        together.start()
+        KEPT.append(together)
+        turns = [together.run(1) for _ in range(STEPS)]
+        assert all(turn.done == 1 and list(turn.used) == [1, 1] for turn in turns)
+        losses = [turn.loss for turn in turns]
+    elif set_up.coordinator is not None:
         data = iter(set_up.coordinator.create_per_worker_dataset(lambda: make_dataset(None, ctx)))
         for _ in range(STEPS):
             remote = set_up.coordinator.schedule(run, args=(data, one, tf.zeros([0])))
@@ -204,25 +224,27 @@ def train(strategy: str, case: str, set_up: Any, role: RoleKind) -> dict[str, An
     }
 
 
-def servers() -> Any:
-    """Two parameter servers and a worker in this process, with variables cut over the two."""
+def servers(*, workers: int = 1) -> Any:
+    """Two parameter servers and workers in this process, with variables cut over the two."""
     import tensorflow as tf
 
     from trainers.job.ports import free_ports
     from trainers.runtime.loopback import bind_loopback_only
+    from trainers.runtime.server_strategy import make_server_strategy
     from trainers.runtime.strategies import SetUp
 
-    ports = free_ports(4)
-    addresses = [f"127.0.0.1:{port}" for port in ports]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3 + workers)]
     bind_loopback_only(addresses[0])
-    cluster = {"ps": addresses[:2], "worker": addresses[2:3]}
+    cluster = {"ps": addresses[:2], "worker": addresses[3:]}
     spec = tf.train.ClusterSpec(cluster)
+    threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=8)
     kept = [
-        tf.distribute.Server(spec, job_name=role, task_index=index, protocol="grpc")
-        for role, index in (("ps", 0), ("ps", 1), ("worker", 0))
+        tf.distribute.Server(spec, job_name=role, task_index=index, protocol="grpc", config=threads)
+        for role, tasks in cluster.items()
+        for index in range(len(tasks))
     ]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({**cluster, "chief": addresses[3:]}),
+        tf.train.ClusterSpec({**cluster, "chief": addresses[2:3]}),
         task_type="chief",
         task_id=0,
         rpc_layer="grpc",
@@ -230,10 +252,13 @@ def servers() -> Any:
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
         min_shard_bytes=64 << 10, max_shards=2
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    if workers == 1:
+        strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    else:
+        strategy = make_server_strategy(resolver, partitioner)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     KEPT.extend(kept)
-    return SetUp(strategy, coordinator=coordinator)
+    return SetUp(strategy, workers=workers, coordinator=coordinator)
 
 
 def main(strategies: list[str]) -> int:
@@ -247,6 +272,8 @@ def main(strategies: list[str]) -> int:
     tf = import_tensorflow()
     from trainers.runtime.strategies import SetUp
 
+    # Servers in one process share its threads, and each worker's function holds one for as long as it runs.
+    tf.config.threading.set_inter_op_parallelism_threads(8)
     (cpu,) = tf.config.list_physical_devices("CPU")
     role = RoleKind.CHIEF
     if "mirrored" in strategies:
@@ -261,6 +288,8 @@ def main(strategies: list[str]) -> int:
             set_up = SetUp(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), devices=2)
         elif strategy == "servers":
             set_up = servers()
+        elif strategy == "sync_servers":
+            set_up = servers(workers=2)
         else:
             task = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
             role = RoleKind(task)

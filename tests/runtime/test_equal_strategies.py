@@ -21,7 +21,7 @@ from trainers.job.ports import free_ports
 pytestmark = pytest.mark.timeout(1200)
 
 CASES = ("clip_norm_cosine_ema", "module_clip_value", "float16", "bfloat16_subclassed", "jit", "state")
-STRATEGIES = ("mirrored", "multi_worker", "servers")
+STRATEGIES = ("mirrored", "multi_worker", "servers", "sync_servers")
 # Each replica rounds sums of its own batch: relative, of a loss. 8 bits of mantissa make bfloat16 coarse.
 TOLERANCES = {"bfloat16_subclassed": 0.02}
 ENV = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -39,7 +39,7 @@ def start(*strategies: str, **env: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What each case gave under each strategy; three processes for all."""
+    """What each case gave under each strategy; four processes for all."""
     chief, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
     cluster = {"chief": [chief], "worker": [worker]}
     configs = [json.dumps({"cluster": cluster, "task": {"type": t, "index": 0}}) for t in cluster]
@@ -49,11 +49,12 @@ def found() -> dict[str, Any]:
     finally:
         for peer in peers:
             peer.kill()
-    alone = start("local", "mirrored", "servers")
-    try:
-        outputs.append(alone.communicate(timeout=900))
-    finally:
-        alone.kill()
+    for strategies in (("local", "mirrored", "servers"), ("sync_servers",)):
+        alone = start(*strategies)
+        try:
+            outputs.append(alone.communicate(timeout=900))
+        finally:
+            alone.kill()
     values: dict[str, Any] = {}
     for output, errors in reversed(outputs):
         assert output, errors.decode()[-4000:]
@@ -74,8 +75,9 @@ def off(ours: list[float], theirs: list[float]) -> float:
 def test_replicas_do_what_one_does_with_the_whole_batch(
     found: dict[str, Any], strategy: str, case: str
 ) -> None:
-    if (strategy, case) == ("servers", "jit"):
-        assert "jit_compile does not work with strategy parameter_server" in found["servers/jit"]["error"]
+    if "servers" in strategy and case == "jit":
+        refused = found[f"{strategy}/jit"]["error"]
+        assert "jit_compile does not work with strategy parameter_server" in refused
         return
     ours, local = found[f"{strategy}/{case}"], found[f"local/{case}"]
     assert "error" not in ours, ours
@@ -103,7 +105,7 @@ def test_the_losses_of_a_case_say_that_it_learns(found: dict[str, Any], case: st
 
 def test_variables_were_cut_over_two_servers(found: dict[str, Any]) -> None:
     cut = {case: found[f"servers/{case}"]["cut"] for case in CASES if case != "jit"}
-    assert cut["clip_norm_cosine_ema"] == 1
+    assert cut["clip_norm_cosine_ema"] == found["sync_servers/clip_norm_cosine_ema"]["cut"] == 1
     assert cut["module_clip_value"] == 1
 
 

@@ -112,6 +112,10 @@ class Launcher:
         if self.replica.is_chief:
             self._set_state(JobState.RESTARTING if met_before else JobState.STARTING)
             if met_before:
+                if self.replica.together:
+                    # A chief before this one may have left work behind on the servers.
+                    number = self.record.generation().number
+                    self.record.next_generation(number, by=self.replica.name, reason="chief-0 came back")
                 return None  # the trainer waits for the servers itself, and goes on without a lost worker
         return self.replica.clock() + self.replica.job.budgets.start
 
@@ -238,7 +242,7 @@ class Launcher:
         r = self.replica
         cls = failure.failure_class
         attempts = self._all_attempts()
-        if r.all_reduce and cls is FailureClass.PEER_LOST and self._newer_generation(generation):
+        if r.together and cls is FailureClass.PEER_LOST and self._newer_generation(generation):
             # Not its own fault: a peer died, and has said so.
             reason = f"a peer was lost: {failure.reason}"
             self._write_attempt(dataclasses.replace(attempts[-1], failure_class=None, reason=reason))
@@ -264,7 +268,7 @@ class Launcher:
             return failure
         if failure.policy.more_memory:
             return failure  # only a new pod can have more
-        if r.all_reduce:
+        if r.together:
             reason = f"{cls}: {failure.reason}"
             r.tolerating(
                 "the generation", lambda: self.record.next_generation(generation, by=r.name, reason=reason)

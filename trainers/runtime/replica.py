@@ -84,6 +84,10 @@ class Replica:
         # It stands beside the gang: nobody waits for it, and nothing that becomes of it touches the others.
         self.is_evaluator = role is RoleKind.EVALUATOR
         self.all_reduce = self.job.strategy.kind is StrategyKind.MULTI_WORKER and not self.is_evaluator
+        # Whoever restarts alone finds the others in the middle of a step with what was there before. Functions of a
+        # synchronous chief run on its servers and workers until they end, so with it all begin again.
+        driving = role in (RoleKind.CHIEF, RoleKind.PS)
+        self.together = self.all_reduce or (self.job.strategy.sync and driving)
         self.last_beat = -1e9
         self._warned = -1e9
 

@@ -34,7 +34,7 @@ from trainers.runtime.loop import LeftEarly, Loop
 from trainers.runtime.steps import StepSize
 from trainers.runtime.strategies import SetUp
 
-__all__ = ["Board", "SyncServers", "train_in_turns"]
+__all__ = ["Board", "SyncServers", "Turns", "train_in_turns"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,20 @@ class Board:
     last: Sequence[int]
     pushed: Sequence[int]
     seconds: Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """What a call of `SyncServers.run` did.
+
+    `done` turns with a mean `loss`, in which a worker waited `waited` seconds for data; `used` gradients of each
+    worker.
+    """
+
+    done: int
+    loss: float
+    waited: float
+    used: Sequence[int]
 
 
 class SyncServers:
@@ -128,12 +142,8 @@ class SyncServers:
         """Raise what a worker's closure raised, if one did."""
         self._set_up.coordinator.done()
 
-    def run(self, turns: int) -> tuple[int, float, float, list[int]]:
-        """Make so many turns, or fewer after `pause`.
-
-        Returns how many, their mean loss, the seconds that a worker waited for data in them, and how many
-        gradients of each worker were used.
-        """
+    def run(self, turns: int) -> Turns:
+        """Make so many turns, or fewer after `pause`."""
         import tensorflow as tf
 
         self._pause.assign(False)
@@ -141,7 +151,7 @@ class SyncServers:
             done, figures = self._turns(tf.constant(turns), list(self._queues))
         waited, loss, *used = figures.numpy().tolist()
         done = int(done)
-        return done, loss / done, waited, [round(each) for each in used]
+        return Turns(done, loss / done, waited, [round(each) for each in used])
 
     def pause(self) -> None:
         """Have the present call of `run` end with its turn."""
@@ -303,38 +313,57 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
     first = True
     begin = step
     gradients_used = 0
+    failed: BaseException | None = None
     servers.start()
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="turns") as pool:
         try:
             while step < loop.target:
+                if failed is not None:
+                    raise failed
                 k = min(1 if first else size.value, loop.target - step, loop.room(step))
                 began = loop.clock()
-                turns = pool.submit(servers.run, k)
-                while not concurrent.futures.wait([turns], timeout=0.1).done:
-                    servers.raise_errors()
-                    if loop.stop.is_set() or loop.save_now.is_set():
-                        servers.pause()
-                        if loop.clock() - began > _PATIENCE:
-                            _save_while_waiting(loop, servers, begin)
-                k, loss, waited, used = turns.result()
+                call = pool.submit(servers.run, k)
+                failed = _wait(call, loop, servers, begin)
+                turns = call.result()
                 took = loop.clock() - began
-                if not math.isfinite(loss):
-                    raise not_finite("loss", step + k)
-                step += k
+                if not math.isfinite(turns.loss):
+                    raise not_finite("loss", step + turns.done)
+                step += turns.done
                 if first:
                     loop.started()  # the first call also traced: its time says nothing
                 else:
-                    size.measured(took / k)
+                    size.measured(took / turns.done)
                 first = False
-                gradients_used += sum(used)
+                gradients_used += sum(turns.used)
                 loop.progress.gradients_used = gradients_used
                 loop.progress.gradients_dropped = sum(servers.board().pushed) - gradients_used
-                loop.progress.advance(k, loss, waited, took)
+                loop.progress.advance(turns.done, turns.loss, turns.waited, took)
                 loop.after(step, leave=loop.stop.is_set())
         finally:
             pool.shutdown(wait=False)
     loop.save_last(step)
     return step
+
+
+def _wait(
+    call: concurrent.futures.Future[Turns], loop: Loop, servers: SyncServers, begin: int
+) -> BaseException | None:
+    """Wait for a call, saving and leaving meanwhile where asked; what a worker raised where that did not stop it."""
+    began = loop.clock()
+    failed: BaseException | None = None
+    while not concurrent.futures.wait([call], timeout=0.1).done:
+        try:
+            servers.raise_errors()
+        except Exception as e:
+            # The data may have ended with this very turn.
+            if not concurrent.futures.wait([call], timeout=1.0).done:
+                raise
+            failed = e
+        if loop.stop.is_set() or loop.save_now.is_set():
+            servers.pause()
+            if loop.clock() - began > _PATIENCE:
+                _save_while_waiting(loop, servers, begin)
+    return failed
 
 
 def _save_while_waiting(loop: Loop, servers: SyncServers, begin: int) -> None:

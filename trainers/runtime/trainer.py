@@ -111,6 +111,9 @@ def _server_config(me: ReplicaPlan) -> Any:
     from tensorflow.core.protobuf import config_pb2
 
     intra, inter = thread_counts(me)
+    # A function that runs here for the chief holds a thread until it ends, as those of synchronous training do with
+    # their job; calls of the chief beside it need others.
+    inter = max(4, inter)
     return config_pb2.ConfigProto(intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter)
 
 
