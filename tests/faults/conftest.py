@@ -269,7 +269,7 @@ def gang(tmp_path: Path, digits_manifest: Path, warm: Callable[..., Forked]) -> 
     made: list[Gang] = []
 
     def make(
-        strategy: str = "parameter_server",
+        strategy: str | Mapping[str, Any] = "parameter_server",
         *,
         workers: int = 0,
         ps: int = 0,

@@ -21,6 +21,7 @@ from trainers.runtime.checkpoints import Checkpoints, not_finite
 from trainers.runtime.heartbeat import Progress
 from trainers.runtime.space import DiskFull, is_full, no_room, room_patience
 from trainers.runtime.steps import StepSize
+from trainers.runtime.stragglers import Stragglers
 from trainers.runtime.summaries import TrainSummaries
 
 __all__ = ["CheckpointEvery", "LeftEarly", "Loop", "train_in_graph"]
@@ -108,6 +109,7 @@ class Loop:
     started: Callable[[], None]
     saved: Callable[[float], None] | None = None
     summaries: TrainSummaries | None = None
+    stragglers: Stragglers | None = None
     checkpoint_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
 

@@ -17,7 +17,7 @@ from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
 from trainers.job.times import Marks, time_split
-from trainers.runtime.async_servers import train_on_servers
+from trainers.runtime.async_servers import locate, train_on_servers
 from trainers.runtime.building import Training, build_training, explain_jit
 from trainers.runtime.checkpoints import Checkpoints, checkpoint_folder, restore_newest, saved_weights
 from trainers.runtime.context import DEFAULT_STEPS, TrainerContext, context_of, worker_context
@@ -30,6 +30,7 @@ from trainers.runtime.loopback import bind_loopback_only, check_listeners
 from trainers.runtime.module import TrainerModule, load_module
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION
 from trainers.runtime.steps import make_run, trainable_parts
+from trainers.runtime.stragglers import Stragglers
 from trainers.runtime.strategies import SetUp, check_supported, set_up
 from trainers.runtime.summaries import train_summaries
 from trainers.runtime.sync_servers import SyncServers, train_in_turns
@@ -199,8 +200,10 @@ class _Run:
         self.progress.begin_at(step)
         ctx = dataclasses.replace(ctx, start_step=step)
         replicas = ctx.synchronous_replicas
+        run = make_run(connected.strategy, training.step(replicas), replicas=replicas)
+        on_servers = connected.coordinator is not None
         loop = Loop(
-            run=make_run(connected.strategy, training.step(replicas), replicas=replicas),
+            run=locate(run) if on_servers else run,
             target=self.progress.target,
             progress=self.progress,
             every=every,
@@ -208,6 +211,7 @@ class _Run:
             stop=self.stop,
             save_now=self.save_now,
             started=self._started,
+            stragglers=Stragglers(self.record.folder, connected.worker_names) if on_servers else None,
             saved=self.marks.kept if self.marks is not None else None,
             summaries=train_summaries(
                 self.job, self.record.folder, self.progress, model, training.optimizer, writes=self.is_chief

@@ -59,13 +59,14 @@ def drives_steps(job: TrainingJob, role: RoleKind) -> bool:
 class SetUp:
     """A strategy, ready to build variables under.
 
-    `devices` of this process take part; `workers` compute steps (for the coordinator's lanes); `coordinator` is
+    `devices` of this process take part; `workers` compute steps, `worker_names` ("worker-0") say which; `coordinator` is
     None for in-graph strategies; `io_device` is where checkpoints are written.
     """
 
     strategy: Any
     devices: int = 1
     workers: int = 1
+    worker_names: tuple[str, ...] = ()
     coordinator: Any = None
     io_device: str | None = None
 
@@ -164,6 +165,7 @@ def _parameter_server(
     return SetUp(
         strategy,
         workers=len(workers),
+        worker_names=tuple(f"worker-{cluster['worker'].index(address)}" for address in workers),
         coordinator=tf.distribute.coordinator.ClusterCoordinator(strategy),
         io_device="/job:chief/replica:0/task:0/device:CPU:0",
     )

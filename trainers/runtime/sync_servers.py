@@ -32,6 +32,7 @@ from trainers.runtime.aggregation import Gradients
 from trainers.runtime.checkpoints import not_finite
 from trainers.runtime.loop import LeftEarly, Loop
 from trainers.runtime.steps import StepSize
+from trainers.runtime.stragglers import Stragglers
 from trainers.runtime.strategies import SetUp
 
 __all__ = ["Board", "SyncServers", "Turns", "train_in_turns"]
@@ -336,7 +337,10 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
                 first = False
                 gradients_used += sum(turns.used)
                 loop.progress.gradients_used = gradients_used
-                loop.progress.gradients_dropped = sum(servers.board().pushed) - gradients_used
+                board = servers.board()
+                loop.progress.gradients_dropped = max(0, sum(board.pushed) - gradients_used)
+                if loop.stragglers is not None:
+                    _watch_workers(board, loop.stragglers)
                 loop.progress.advance(turns.done, turns.loss, turns.waited, took)
                 loop.after(step, leave=loop.stop.is_set())
         finally:
@@ -352,6 +356,8 @@ def _wait(
     began = loop.clock()
     failed: BaseException | None = None
     while not concurrent.futures.wait([call], timeout=0.1).done:
+        if loop.stragglers is not None and loop.clock() - began > _PATIENCE:
+            _watch_workers(servers.board(), loop.stragglers)
         try:
             servers.raise_errors()
         except Exception as e:
@@ -364,6 +370,16 @@ def _wait(
             if loop.clock() - began > _PATIENCE:
                 _save_while_waiting(loop, servers, begin)
     return failed
+
+
+def _watch_workers(board: Board, stragglers: Stragglers) -> None:
+    for worker, (last, pushed, seconds) in enumerate(
+        zip(board.last, board.pushed, board.seconds, strict=True)
+    ):
+        stragglers.counted(worker, pushed, seconds)
+        if last >= board.turn:
+            stragglers.excuse(worker)  # it has given its gradient, and waits for others
+    stragglers.look()
 
 
 def _save_while_waiting(loop: Loop, servers: SyncServers, begin: int) -> None:
