@@ -104,84 +104,103 @@ class _Shares:
             return self._given >= self._target
 
 
-def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int:
-    """Train from `step` to the target on parameter servers, asynchronously; the number of finished steps.
+class _Lanes:
+    """Threads that each schedule one closure at a time and wait for it; what one raises ends all."""
 
-    Each worker has lanes, threads that schedule one closure of K steps at a time and wait for it: a worker that
-    hangs blocks its own lanes only. A closure whose worker dies is run again by another one (the coordinator
-    does that), counted once. Raises what the first lane raises: a lost parameter server as
-    tf.errors.UnavailableError, an error of the user's code as itself.
-    """
-    import tensorflow as tf
+    def __init__(self, loop: Loop, set_up: SetUp, iterator: Any, shares: _Shares) -> None:
+        self._loop = loop
+        self._coordinator = set_up.coordinator
+        self._iterator = iterator
+        self._shares = shares
+        self._count = _LANES * set_up.workers
+        self.ended = threading.Event()
+        self.woken = threading.Event()
+        self.errors: list[BaseException] = []
 
-    shares = _Shares(step, loop.target)
-    stragglers = loop.stragglers
-    ended = threading.Event()
-    woken = threading.Event()
-    errors: list[BaseException] = []
-    lanes = _LANES * set_up.workers
-    nothing = tf.zeros([0], tf.float32)
+    def start(self, count: int | None = None) -> None:
+        """Start lanes, as many as workers want where no number is given."""
+        for _ in range(self._count if count is None else count):
+            threading.Thread(target=self._lane, name="lane", daemon=True).start()
 
-    def lane() -> None:
+    def _lane(self) -> None:
         size = StepSize(most=100)
         first = True
         try:
-            while not ended.is_set():
+            while not self.ended.is_set():
                 # Near the end closures become small, so that no lane waits long for the last one.
-                fair = max(1, (loop.target - shares.done) // lanes)
-                share = shares.take(1 if first else min(size.value, fair, loop.every.most), loop.clock())
+                fair = max(1, (self._loop.target - self._shares.done) // self._count)
+                most = 1 if first else min(size.value, fair, self._loop.every.most)
+                share = self._shares.take(most, self._loop.clock())
                 if share is None:
                     return
-                k = share.steps
-                args = (iterator, tf.constant(k, tf.int32), nothing)
-                loss, waited, heard = set_up.coordinator.schedule(loop.run, args=args).fetch()
-                took = loop.clock() - share.began
-                if stragglers is not None and heard is not None:
-                    worker, seconds = heard.numpy().tolist()
-                    stragglers.gave(int(worker), seconds / k)
-                if not math.isfinite(float(loss)):
-                    raise not_finite("loss", shares.done + k)
-                if not shares.finish(share, loop.clock()):
-                    log.info("%s steps that others have made meanwhile came in late: not counted", k)
-                    return
+                took = self._run(share)
                 if not first:
-                    size.measured(took / _LANES / k)
+                    size.measured(took / _LANES / share.steps)
                 first = False
-                loop.progress.advance(k, float(loss), float(waited), took / _LANES)
-                woken.set()
+                self.woken.set()
         except BaseException as e:  # noqa: BLE001 - handed to the main thread, which raises it
-            errors.append(e)
-            ended.set()
+            self.errors.append(e)
+            self.ended.set()
         finally:
-            woken.set()
+            self.woken.set()
 
-    def start_lanes(count: int) -> None:
-        for _ in range(count):
-            threading.Thread(target=lane, name="lane", daemon=True).start()
+    def _run(self, share: _Share) -> float:
+        """Have a share's steps made, and count them; the seconds that it took."""
+        import tensorflow as tf
 
-    start_lanes(lanes)
+        loop = self._loop
+        args = (self._iterator, tf.constant(share.steps, tf.int32), tf.zeros([0], tf.float32))
+        loss, waited, heard = self._coordinator.schedule(loop.run, args=args).fetch()
+        took = loop.clock() - share.began
+        if loop.stragglers is not None:
+            worker, seconds = heard
+            loop.stragglers.gave(int(worker), float(seconds) / share.steps)
+        if not math.isfinite(float(loss)):
+            raise not_finite("loss", self._shares.done + share.steps)
+        if self._shares.finish(share, loop.clock()):
+            loop.progress.advance(share.steps, float(loss), float(waited), took / _LANES)
+        else:
+            log.info("%s steps that others have made meanwhile came in late: not counted", share.steps)
+        return took
+
+
+def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int:
+    """Train from `step` to the target on parameter servers, asynchronously; the number of finished steps.
+
+    A worker that hangs blocks its own lanes only. A closure whose worker dies is run again by another one (the
+    coordinator does that), counted once. Raises what the first lane raises: a lost parameter server as
+    tf.errors.UnavailableError, an error of the user's code as itself.
+    """
+    shares = _Shares(step, loop.target)
+    lanes = _Lanes(loop, set_up, iterator, shares)
+    lanes.start()
     begun = False
     try:
-        while not errors and shares.done < loop.target:
-            woken.wait(0.05)
-            woken.clear()
-            if stragglers is not None:
-                if shares.all_given:
-                    stragglers.excuse_all()  # there may be nothing to do for them
-                stragglers.look()
-            overdue = shares.revoke(loop.clock())
-            if overdue:
-                log.warning("steps that a worker has had for too long are handed out again")
-                start_lanes(overdue)
+        while not lanes.errors and shares.done < loop.target:
+            lanes.woken.wait(0.05)
+            lanes.woken.clear()
             if shares.done > step and not begun:
                 begun = True
                 loop.started()
-            if not errors:
+            _watch_workers(loop, lanes, shares)
+            if not lanes.errors:
                 # Workers go on while it is written, as asynchronous training allows.
                 loop.after(shares.done, leave=loop.stop.is_set())
     finally:
-        ended.set()
-    if errors:
-        raise errors[0]
+        lanes.ended.set()
+    if lanes.errors:
+        raise lanes.errors[0]
     loop.save_last(shares.done)
     return shares.done
+
+
+def _watch_workers(loop: Loop, lanes: _Lanes, shares: _Shares) -> None:
+    """Name those that straggle; have what is overdue made by others when nothing else is left to do."""
+    if loop.stragglers is not None:
+        if shares.all_given:
+            loop.stragglers.excuse_all()  # there may be nothing to do for them
+        loop.stragglers.look()
+    overdue = shares.revoke(loop.clock())
+    if overdue:
+        log.warning("steps that a worker has had for too long are handed out again")
+        lanes.start(overdue)

@@ -59,8 +59,8 @@ def drives_steps(job: TrainingJob, role: RoleKind) -> bool:
 class SetUp:
     """A strategy, ready to build variables under.
 
-    `devices` of this process take part; `workers` compute steps, `worker_names` ("worker-0") say which; `coordinator` is
-    None for in-graph strategies; `io_device` is where checkpoints are written.
+    `devices` of this process take part; `workers` compute steps, `worker_names` ("worker-0") say which;
+    `coordinator` is None for in-graph strategies; `io_device` is where checkpoints are written.
     """
 
     strategy: Any
