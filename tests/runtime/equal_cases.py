@@ -11,7 +11,6 @@ in the order of their rows, whoever computes them.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import types
@@ -181,7 +180,11 @@ def train(strategy: str, case: str, set_up: Any, role: RoleKind) -> dict[str, An
     run = make_run(set_up.strategy, training.step(replicas), replicas=replicas)
     one, losses = tf.constant(1), []
     if strategy == "sync_servers":
-        shares = [functools.partial(make_dataset, None, worker_context(ctx, i, 2)) for i in range(2)]
+        # Batches are read ahead, beyond the last turn.
+        shares = [
+            lambda i=i: make_dataset(None, worker_context(ctx, i, 2)).repeat()  # type: ignore[misc]
+            for i in range(2)
+        ]
         together = SyncServers(
             set_up,
             trainable_parts(training.model),

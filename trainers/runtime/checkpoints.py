@@ -182,6 +182,15 @@ class Checkpoints:
         self._swept = False
         self.last: int | None = None
 
+    def trace(self) -> None:
+        """Trace what `save` calls, while every peer answers.
+
+        TensorFlow tells each new function to all workers and waits for each, so that one that is stopped would keep
+        the first checkpoint, and everybody with it.
+        """
+        self._look.get_concrete_function()
+        self._write.get_concrete_function()
+
     def restore(self) -> int:
         """Restore the newest readable checkpoint; the number of finished steps, 0 when there is none."""
         path = restore_newest(self._checkpoint, self._folder, options=self._options)

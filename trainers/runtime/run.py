@@ -202,6 +202,8 @@ class _Run:
         replicas = ctx.synchronous_replicas
         run = make_run(connected.strategy, training.step(replicas), replicas=replicas)
         on_servers = connected.coordinator is not None
+        if on_servers:
+            checkpoints.trace()
         loop = Loop(
             run=locate(run) if on_servers else run,
             target=self.progress.target,
