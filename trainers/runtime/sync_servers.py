@@ -387,7 +387,7 @@ def _save_while_waiting(loop: Loop, servers: SyncServers, begin: int) -> None:
     turn = servers.at_rest()
     if turn is None:
         return
-    loop.save_last(begin + turn)
+    loop.save(begin + turn)
     if servers.at_rest() != turn:
         return  # a gradient came while it was written: once more
     loop.save_now.clear()
