@@ -91,8 +91,10 @@ class SyncServers:
         count: int,
     ) -> None:
         import tensorflow as tf
+        from tensorflow.python.eager import executor
 
         self.count = count
+        self._executor = executor.new_executor(enable_async=False)
         self.workers = len(datasets)
         self._set_up = set_up
         self._strategy = set_up.strategy
@@ -146,9 +148,12 @@ class SyncServers:
     def run(self, turns: int) -> Turns:
         """Make so many turns, or fewer after `pause`."""
         import tensorflow as tf
+        from tensorflow.python.eager import context
 
         self._pause.assign(False)
-        with tf.device(_SERVER):
+        # An executor of its own: others wait for the common one to be idle, above all the coordinator before it
+        # looks after a lost worker, and this call may be waiting for that very worker.
+        with context.executor_scope(self._executor), tf.device(_SERVER):
             done, figures = self._turns(tf.constant(turns), list(self._queues))
         waited, loss, *used = figures.numpy().tolist()
         done = int(done)
