@@ -13,6 +13,7 @@ REPO = Path(__file__).resolve().parent.parent
 LOCKS = {
     "requirements.txt": ("requirements.in",),
     "requirements-dev.txt": ("requirements.in", "requirements-dev.in"),
+    "requirements-spark.txt": ("requirements-spark.in",),
     "scripts/uv.txt": ("scripts/uv.in",),
     "deploy/docker/requirements-airflow.txt": ("deploy/docker/requirements-airflow.in",),
     "deploy/docker/requirements-mlflow.txt": ("deploy/docker/requirements-mlflow.in",),
