@@ -71,6 +71,7 @@ def test_a_window_rolls_over_spans_and_copies_nothing(tmp_path):
     last.verify()
     assert [path.name for path in sorted(last.folder.iterdir())] == [
         "manifest.json",
+        "report.html",
         "schema.json",
         "statistics.json",
     ]

@@ -81,7 +81,9 @@ def check(
     if before is not None:
         drift = compare(before.whole(), known.whole(), known.schema, names=(before.name, known.name))
         write_json(folder / DRIFT, {**drift.to_dict(), "digest": baseline.digest if baseline else ""})
-    refused = worst_reasons(folder / QUARANTINE, 20) if quarantined else []
+    # A window of spans has no quarantine of its own.
+    there = quarantined and (folder / QUARANTINE).exists()
+    refused = worst_reasons(folder / QUARANTINE, 20) if there else []
     sides = [Side(split, statistics) for split, statistics in known.splits.items()]
     previous = Side(before.name, before.whole()) if before is not None else None
     page = render(known.name, known.schema, counts, sides, previous, drift, quarantined, refused)

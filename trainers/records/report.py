@@ -126,6 +126,8 @@ def _drift(drift: Drift | None) -> str:
 def _refused(quarantined: int, refused: Sequence[tuple[str, int, str]]) -> str:
     if not quarantined:
         return ""
+    if not refused:
+        return f"<section><h2>Quarantine</h2><p>{quarantined:,} rows of its spans were refused.</p></section>"
     rows = "".join(
         f"<tr><td><code>{_text(column)}</code><td class=n>{count:,}<td>{_text(example, 200)}"
         for column, count, example in refused

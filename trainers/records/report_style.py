@@ -42,6 +42,7 @@ svg .tip { fill: transparent; } svg .tip:hover { fill: var(--ink); opacity: .07;
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; font-weight: 500; color: var(--soft); }
 th, td { padding: 3px 10px 3px 0; vertical-align: top; }
+.wide td:last-child { min-width: 180px; }
 .wide td { overflow-wrap: break-word; max-width: 560px; }
 .wide tr + tr td { border-top: 1px solid var(--line); }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }

@@ -6,7 +6,7 @@ three takes a *window*: a folder beside theirs with a manifest of its own, that 
     storage/records/flights/
         spans/2013-01.json ...         which dataset is that span's now: {"span", "folder", "digest"}
         3a627be8d7c9066a/              the dataset of a span
-        91f0c2a4be61d3aa/              a window: manifest.json, schema.json, statistics.json, no shard
+        91f0c2a4be61d3aa/              a window: manifest.json, schema.json, statistics.json, report.html, no shard
 
 To whoever reads it a window is a dataset like any other: records aren't copied, checksums and counts hold as they
 do for its spans, and its statistics are those of its rows. Its fingerprint is that of its spans' digests, so the
@@ -38,6 +38,7 @@ from trainers.records.manifest import (
     content_digest,
     counts_of,
 )
+from trainers.records.quality import Known, check
 from trainers.records.schema import Feature, Schema
 from trainers.records.statistics import Statistics
 
@@ -155,6 +156,9 @@ def _write(
     write_json(folder / SCHEMA, schema.to_dict())
     states = {split: statistics[split].state() for split in SPLITS}
     write_bytes(folder / STATISTICS, json.dumps(states).encode())
+    quarantined = sum(m.quarantined for m in manifests)
+    name = f"{newest.name} {' '.join(span.span for span in chosen)}"
+    check(folder, Known(name, schema, {s: statistics[s] for s in counts}), counts, quarantined, None)
     return dataclasses.replace(
         newest,
         digest=content_digest(schema.digest, shards),
@@ -165,7 +169,7 @@ def _write(
         sources=list(dict.fromkeys(source for m in manifests for source in m.sources)),
         statistics={split: statistics[split].summary() for split in counts if counts[split]},
         options={**newest.options, "held_out": held_out},
-        quarantined=sum(m.quarantined for m in manifests),
+        quarantined=quarantined,
         created=time.time(),
         spans=chosen,
     ).save(folder / MANIFEST)
