@@ -351,6 +351,33 @@ def test_answers_with_names_and_truths() -> None:
     assert Answer("cat", None, "cat").caption == "cat"
 
 
+def test_a_regressions_answers_are_told_in_words() -> None:
+    answers = read_answers({"predictions": [[11.26], [-3.04]]}, labels=[[12.0], [-3.0]])
+    assert [answer.caption for answer in answers] == ["11.3, is 12.0", "-3.0"]
+    run = DagRun("flights_retrain", "r", "success", 0.0, 0.0, 10.0)
+    report = Report(
+        Snapshot(run, (), None, 10.0, 10.0),
+        (Stage(OVERHEAD, 10.0),),
+        {
+            "outcome": "pass",
+            "reasons": [],
+            "numbers": {
+                "metric": "mae",
+                "value": 11.5,
+                "examples": 6751,
+                "better": "smaller",
+                "champion_value": 11.7,
+                "champion_version": 1,
+            },
+        },
+        served=Served([], answers),
+    )
+    assert report.headline.endswith("-0.2000 against version 1 (11.7000), smaller is better")
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=100))
+    assert "what the server says of held-out examples:\n    11.3, is 12.0\n    -3.0\n" in out.getvalue()
+
+
 def test_pictures_fill_the_width_and_go_on_below() -> None:
     pictures, answers = [np.eye(8)] * 5, [Answer(str(i)) for i in range(5)]
     rows = side_by_side(pictures, answers, colour=False, width=40).splitlines()

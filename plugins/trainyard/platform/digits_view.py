@@ -65,7 +65,8 @@ def read_answers(
 ) -> list[Answer]:
     """What a classifier's outputs say: scores of shape [batch, classes], or classes of shape [batch].
 
-    Outputs of another kind give no answers. Scores that aren't a distribution are taken for logits.
+    A regression's numbers, [batch, 1], are told with one decimal, as are their labels. Outputs of another kind give
+    no answers. Scores that aren't a distribution are taken for logits.
     """
     import numpy as np
 
@@ -79,6 +80,11 @@ def read_answers(
         said = [(str(classes[i]) if i < len(classes) else str(i)) for i in scores.argmax(axis=1)]
         shares: list[float | None] = [float(share) for share in scores.max(axis=1)]
     else:
+        numbers = next((np.asarray(v, float) for v in outputs.values() if np.shape(v)[1:] == (1,)), None)
+        if numbers is not None:
+            told = [f"{value:.1f}" for value in numbers.ravel()]
+            wanted = [f"{float(label):.1f}" for label in np.ravel(labels)] or [None] * len(told)
+            return [Answer(said, None, truth) for said, truth in zip(told, wanted, strict=False)]
         flat = next((np.asarray(v) for v in outputs.values() if np.ndim(v) == 1), None)
         if flat is None:
             return []

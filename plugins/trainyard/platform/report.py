@@ -74,7 +74,8 @@ class Report:
         before, version = numbers.get("champion_value"), numbers.get("champion_version")
         if before is None:
             return f"{text}, the first model of its name"
-        return f"{text}, {value - before:+.4f} against version {version} ({before:.4f})"
+        better = ", smaller is better" if numbers.get("better") == "smaller" else ""
+        return f"{text}, {value - before:+.4f} against version {version} ({before:.4f}){better}"
 
     @property
     def outcome(self) -> str:
@@ -175,6 +176,10 @@ def print_report(report: Report, console: Console) -> None:
         )
         for line in drawn.splitlines():
             console.print(Text.assemble("  ", Text.from_ansi(line)), soft_wrap=True)
+    elif report.served and report.served.answers:
+        console.print("\n  what the server says of held-out examples:", highlight=False)
+        for answer in report.served.answers:
+            console.print(f"    {answer.caption}", markup=False, highlight=False, soft_wrap=True)
     console.print()
     table = Table.grid(padding=(0, 2))
     for stage in report.stages:
