@@ -2,17 +2,23 @@
 
     manifest    what a dataset holds and how to tell that it is whole     standard library only
     schema      what a record holds                                      standard library only
+      limits      rules and thresholds of drift that it may hold
+      evolution   what a change of it means, and older data under a newer one
     options     the options of prepare, and fingerprints                 standard library only
+      splits      how rows are dealt to splits
     errors      what can be wrong                                        standard library only
     build       prepare(): from raw data to a published dataset          Arrow
       source, images, tables, jsonl    ways to read raw data
-      convert, validate                types, and rows that don't fit them
+      convert, validate, rules         types, and rows that don't fit them; the user's checks
       split                            which rows are for evaluation
       columns, encode                  columns to framed tf.train.Examples
-      statistics                       of each feature, in the same pass
+      statistics, sketch               of each feature, in the same pass; they add up exactly
+      drift, report, quality           what lies beside a manifest to judge a dataset by
       units, write                     resumable, atomic files
     frames      where a file of records is damaged                        crc32c
+    layers      Keras preprocessing layers from statistics                Keras, once it is needed
     read        Dataset.open(): records to tensors                       TensorFlow, once it is needed
 
-`python -m trainers.records --spec JSON` is the pod step. Nothing here imports TensorFlow but `read`, inside.
+`python -m trainers.records --spec JSON` is the pod step. `python -m trainers.records.drift A B`
+compares two datasets. Nothing here imports TensorFlow or Keras at module level.
 """
