@@ -45,7 +45,7 @@ def test_a_straggler_that_recovers_is_named_no_more(gang: Callable) -> None:
     assert "worker-1 is no straggler any more" in run.log("chief-0")
 
 
-def test_backup_workers_hide_a_stopped_and_a_killed_worker(gang: Callable, digits_manifest: Path) -> None:
+def test_backup_workers_hide_a_stopped_worker(gang: Callable, digits_manifest: Path) -> None:
     run = gang({**SYNC, "backup_workers": 1}, workers=3, ps=2, steps=1200)
     run.start()
     run.until_step(100)
@@ -58,24 +58,34 @@ def test_backup_workers_hide_a_stopped_and_a_killed_worker(gang: Callable, digit
     assert len(run.record.attempts("worker", 1)) == 1
     os.kill(pid, signal.SIGCONT)
     run.until(lambda: not read_stragglers(run.record.folder))
-    run.kill_trainer("worker", 2)
     assert_arrived(run, run.wait(LIMIT), 1200)
     outcome = run.record.outcome()
     assert len(run.record.attempts("chief", 0)) == 1
-    assert len(run.record.attempts("worker", 2)) == 2
     assert outcome.metrics["gradients_used"] >= 2 * 1200
     assert outcome.metrics["gradients_dropped"] > 0
     assert accuracy(run.record.folder, digits_manifest) > 0.95
 
 
-def test_without_backup_workers_a_step_waits_until_a_killed_worker_is_back(gang: Callable) -> None:
-    run = gang(SYNC, workers=2, ps=1, steps=600)
+def test_a_killed_worker_is_missed_by_nobody_while_there_is_a_spare_one(gang: Callable) -> None:
+    run = gang({**SYNC, "backup_workers": 1}, workers=3, ps=1, steps=1000)
     run.start()
-    run.until_step(50)
+    run.until_step(60)
+    run.kill_trainer("worker", 0)
+    run.until(lambda: len(run.record.attempts("worker", 0)) == 2)
+    assert_arrived(run, run.wait(LIMIT), 1000)
+    assert len(run.record.attempts("chief", 0)) == run.record.generation().number == 1
+
+
+def test_without_a_spare_worker_all_begin_again_with_a_killed_one(gang: Callable) -> None:
+    run = gang(SYNC, workers=2, ps=1, steps=600, checkpoint_every=50)
+    run.start()
+    run.until_step(60)
     run.kill_trainer("worker", 0)
     assert_arrived(run, run.wait(LIMIT), 600)
-    assert [len(run.record.attempts(*replica)) for replica in (("chief", 0), ("worker", 0))] == [1, 2]
-    assert run.record.outcome().metrics["gradients_used"] == 2 * 600
+    assert run.record.generation().by == "worker-0"
+    assert run.record.generation().number == 2
+    start = [line for line in run.log("chief-0").splitlines() if "from step" in line][-1]
+    assert int(start.split("from step ")[1].split()[0]) >= 50
 
 
 def test_a_killed_chief_and_a_killed_server_of_a_synchronous_job(gang: Callable) -> None:

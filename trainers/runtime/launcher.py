@@ -268,7 +268,7 @@ class Launcher:
             return failure
         if failure.policy.more_memory:
             return failure  # only a new pod can have more
-        if r.together:
+        if r.together or self._too_few_are_left(generation):
             reason = f"{cls}: {failure.reason}"
             r.tolerating(
                 "the generation", lambda: self.record.next_generation(generation, by=r.name, reason=reason)
@@ -281,6 +281,18 @@ class Launcher:
         r.say(f"{cls}: {failure.reason}; {charge} in {pause:.1f} s")
         self._pause(pause)
         return None
+
+    def _too_few_are_left(self, generation: int) -> bool:
+        """Whether a synchronous step waits for this worker: more are lost in this generation than are spare.
+
+        One that is spare comes back with the next generation: until then the others step without it.
+        """
+        r = self.replica
+        if not r.job.strategy.sync or r.me.role is not RoleKind.WORKER:
+            return False
+        attempts = self.record.attempts(RoleKind.WORKER)
+        lost = {a.index for a in attempts if a.generation == generation and a.ended is not None}
+        return len(lost) > r.job.strategy.backup_workers
 
     def _finish(self, failure: Failure) -> None:
         """End the job for all; on a full disk the pod's message still has the failure."""

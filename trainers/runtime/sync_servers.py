@@ -12,8 +12,11 @@ B = 0 that is training on one device with N-fold batches.
 
 Nobody asks the chief between turns, so that a turn costs no call. The stamp is read before the weights: a worker
 that is overtaken while it reads gives a gradient that is dropped, never a wrong one. A worker's second gradient in
-one turn (after a restart, say) counts as late. What the accumulators hold lives on the servers and ends with the
-chief: a new chief makes new ones under new names, and restores the last checkpoint.
+one turn counts as late.
+
+A worker that is lost is missed by nobody while it is a spare one (B >= 1). When more are lost than are spare, or the
+chief or a server is, all begin again from the last checkpoint as a new generation: TensorFlow takes a worker back only
+when no function runs for the chief, and here they run all the time (`Launcher._ends_it`).
 """
 
 from __future__ import annotations
@@ -311,8 +314,7 @@ def _per_worker(coordinator: Any, make: Callable[[int], Any], spec: Any) -> Any:
 def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
     """Train from `step` to the target synchronously; the number of finished steps.
 
-    A turn waits for its gradients as long as it takes, and the launcher's stall watch with it: a worker that died
-    comes back meanwhile. Raises NotFinite for a loss that is NaN or infinite, what a worker's closure raised, and
+    A turn waits for its gradients as long as the launcher's stall watch does. Raises NotFinite for a loss that is NaN or infinite, what a worker's closure raised, and
     LeftEarly after the checkpoint when asked to leave.
     """
     size = StepSize(most=500)
