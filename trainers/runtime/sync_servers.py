@@ -314,8 +314,8 @@ def _per_worker(coordinator: Any, make: Callable[[int], Any], spec: Any) -> Any:
 def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
     """Train from `step` to the target synchronously; the number of finished steps.
 
-    A turn waits for its gradients as long as the launcher's stall watch does. Raises NotFinite for a loss that is NaN or infinite, what a worker's closure raised, and
-    LeftEarly after the checkpoint when asked to leave.
+    A turn waits for its gradients as long as the launcher's stall watch does. Raises NotFinite for a loss that is
+    NaN or infinite, what a worker's closure raised, and LeftEarly after the checkpoint when asked to leave.
     """
     size = StepSize(most=500)
     first = True
