@@ -259,3 +259,12 @@ def test_a_connection_that_ends_early(run, table, tmp_path):
         run(f"{url}/a.csv")
     assert f"{url}/a.csv" in str(e.value)
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+
+
+def test_several_processes_read_from_s3(s3, run, table, tmp_path):
+    for part in range(4):
+        data = packed(table(40, part * 40), "csv.gz")
+        s3.pipe(f"raw/many/{part}.csv.gz", data)
+        (tmp_path / f"{part}.csv.gz").write_bytes(data)
+    one = run(tmp_path / "*.csv.gz", key="id", shards=4)
+    assert run("s3://raw/many", key="id", shards=4, processes=2).digest == one.digest

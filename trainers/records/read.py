@@ -24,9 +24,9 @@ from trainers.records.evolution import BREAKING, SchemaBreaks, compare, stored_a
 from trainers.records.frames import find_damage
 from trainers.records.manifest import SPLITS, Manifest, Shard, sha256_of_file
 from trainers.records.read_blocks import BlockReader, plain, seed_from
-from trainers.records.salvage import Salvage, salvage
+from trainers.records.salvage import Salvage, pieces, salvage
 from trainers.records.schema import MISSING_VALUES, Feature, Schema
-from trainers.records.shares import Share, share_of
+from trainers.records.shares import Order, Share, share_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -192,7 +192,7 @@ class RecordsDataset:
             seed = secrets.randbits(31)
         first, offset = divmod(start, per_epoch)
         epochs = tf.data.Dataset.counter(first) if repeat else tf.data.Dataset.range(min(first, 1), 1)
-        order = _Order(seed if shuffle else None, batch_size, drop_remainder, first, offset)
+        order = Order(seed if shuffle else None, batch_size, drop_remainder, first, offset)
         share = share_of(self._files(split), shard)
         data = self._cached(share, order, epochs) if cache else self._streamed(share, order, epochs)
         left = tf.data.INFINITE_CARDINALITY if repeat else per_epoch - start
@@ -267,7 +267,7 @@ class RecordsDataset:
         """Rows in what was salvaged of a shard."""
         if self._blocks is None or not len(found.starts):
             return len(found.starts)
-        return self._blocks.count(_pieces(str(self.manifest.folder / shard.file), found))
+        return self._blocks.count(pieces(str(self.manifest.folder / shard.file), found))
 
     def _serialised(self, shards: Sequence[Shard]) -> tf.data.Dataset:
         """The records of some files, one after the other."""
@@ -281,7 +281,7 @@ class RecordsDataset:
         for shard in shards:
             found = self._salvaged.get(shard.file)
             if found is not None:
-                rest = _pieces(str(self.manifest.folder / shard.file), found)
+                rest = pieces(str(self.manifest.folder / shard.file), found)
                 data = rest if data is None else data.concatenate(rest)
         return data
 
@@ -324,7 +324,7 @@ class RecordsDataset:
         data = self._serialised(share.shards) if seed is None else self._mixed_files(share, seed, 1)
         return self._blocks.rows(data, share, seed, self._window(share))
 
-    def _streamed(self, share: Share, order: _Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
+    def _streamed(self, share: Share, order: Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
         """Batches of epochs, read from the files in each."""
         import tensorflow as tf
 
@@ -348,7 +348,7 @@ class RecordsDataset:
             return data.map(plain(self._blocks.features))
         return data.map(plain(self.parse), num_parallel_calls=tf.data.AUTOTUNE)
 
-    def _cached(self, share: Share, order: _Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
+    def _cached(self, share: Share, order: Order, epochs: tf.data.Dataset) -> tf.data.Dataset:
         """All rows as one cached element, from which each epoch gathers its batches by row number.
 
         Gathering rows of whole tensors costs a fraction of unbatching and batching them again.
@@ -381,34 +381,6 @@ class RecordsDataset:
             )
 
         return tf.data.Dataset.zip((rows.repeat(), epochs)).flat_map(plain(epoch))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Order:
-    """How batches follow each other: `offset` batches of epoch `first` are left out; no seed, no shuffling."""
-
-    seed: int | None
-    batch_size: int
-    drop_remainder: bool
-    first: int
-    offset: int
-
-    def skipped(self, number: tf.Tensor) -> tf.Tensor:
-        """Batches to leave out in an epoch."""
-        import tensorflow as tf
-
-        return tf.where(number == self.first, tf.constant(self.offset, tf.int64), tf.constant(0, tf.int64))
-
-
-def _pieces(path: str, found: Salvage) -> tf.data.Dataset:
-    """The whole records of a damaged file, which is held in memory; ops only, so that any worker can run it."""
-    import tensorflow as tf
-
-    def cut(everything: tf.Tensor) -> tf.data.Dataset:
-        places = tf.data.Dataset.from_tensor_slices((tf.constant(found.starts), tf.constant(found.sizes)))
-        return places.map(plain(lambda start, size: tf.strings.substr(everything, start, size)))
-
-    return tf.data.Dataset.from_tensors(path).map(tf.io.read_file).flat_map(plain(cut))
 
 
 # The name that opens one.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from trainers.records.frames import HEAD, TAIL, masked_crc
 
-__all__ = ["Salvage", "salvage"]
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["Salvage", "pieces", "salvage"]
 
 _CHUNK = 1 << 22
 
@@ -82,3 +85,16 @@ def _next(data: mmap.mmap, at: int, end: int) -> int:
                 return int(at + place)
         at += count
     return end
+
+
+def pieces(path: str, found: Salvage) -> tf.data.Dataset:
+    """The whole records of a damaged file, which is held in memory; ops only, so that any worker can run it."""
+    import tensorflow as tf
+
+    plain = tf.autograph.experimental.do_not_convert  # no control flow over tensors: traces faster
+
+    def cut(everything: tf.Tensor) -> tf.data.Dataset:
+        places = tf.data.Dataset.from_tensor_slices((tf.constant(found.starts), tf.constant(found.sizes)))
+        return places.map(plain(lambda start, size: tf.strings.substr(everything, start, size)))
+
+    return tf.data.Dataset.from_tensors(path).map(tf.io.read_file).flat_map(plain(cut))

@@ -1,14 +1,18 @@
-"""Which records each of several workers reads: no record twice, none left out. Standard library only."""
+"""Which records each of several workers reads, and in which order: no record twice, none left out."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trainers.records.errors import InvalidOption
 from trainers.records.manifest import Shard
 
-__all__ = ["Share", "share_of"]
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["Order", "Share", "share_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,3 +48,20 @@ def share_of(shards: Sequence[Shard], shard: tuple[int, int]) -> Share:
     if workers <= len(full):
         return Share(full[index::workers])
     return Share(full, index, workers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """How batches follow each other: `offset` batches of epoch `first` are left out; no seed, no shuffling."""
+
+    seed: int | None
+    batch_size: int
+    drop_remainder: bool
+    first: int
+    offset: int
+
+    def skipped(self, number: tf.Tensor) -> tf.Tensor:
+        """Batches to leave out in an epoch."""
+        import tensorflow as tf
+
+        return tf.where(number == self.first, tf.constant(self.offset, tf.int64), tf.constant(0, tf.int64))
