@@ -76,7 +76,7 @@ TABLES: dict[str, dict[str, str]] = {
         "JPEG: prepare, encoded, 2 processes": "ours: the same by 2 processes",
         "JPEG: Python tf.train.Example": "Python `tf.train.Example`, TFRecordWriter, nothing checked",
     },
-    "Reading the table's records, batches of 1,024": {
+    "Reading the table's records, 4 epochs in batches of 1,024": {
         "read: TFRecordDataset alone": "limit of rows: TFRecordDataset, nothing parsed",
         "read: blocks": "**ours: blocks**",
         "read: rows, batch then parse": "ours: rows, batch then parse",
