@@ -46,7 +46,10 @@ class UnsupportedJob(ConfigError):
 def check_supported(job: TrainingJob) -> None:
     """Raise UnsupportedJob for a job that could be written down but not run."""
     if job.success.rule != "chief":
-        raise UnsupportedJob(f"success rule {job.success.rule} is not there yet", hint="use rule chief")
+        raise UnsupportedJob(
+            f"success rule {job.success.rule} can't be kept: the chief, who drives the steps, says when the job is done",
+            hint="use rule chief",
+        )
 
 
 def drives_steps(job: TrainingJob, role: RoleKind) -> bool:
