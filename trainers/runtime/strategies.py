@@ -47,7 +47,7 @@ def check_supported(job: TrainingJob) -> None:
     """Raise UnsupportedJob for a job that could be written down but not run."""
     if job.success.rule != "chief":
         raise UnsupportedJob(
-            f"success rule {job.success.rule} can't be kept: the chief, who drives the steps, says when the job is done",
+            f"success rule {job.success.rule} can't be kept: who drives the steps, the chief, ends the job",
             hint="use rule chief",
         )
 
