@@ -69,7 +69,7 @@ def step(spec, *, kill_after=None, **environment):
             if line.startswith(kill_after):
                 break
         process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     return json.loads(log.read_text()) if process.returncode == 0 else process.returncode
 
 
@@ -103,7 +103,7 @@ def test_slices_by_any_pods_in_any_order_are_one_dataset(source, tmp_path):
     ]
     again = step({"step": "encode", "plan": plan, "log": log}, JOB_COMPLETION_INDEX="2")
     assert (again["result"]["slice"], again["result"]["units"]) == (2, 2)
-    assert [process.wait(timeout=120) for process in first] == [0, 0]
+    assert [process.wait(timeout=300) for process in first] == [0, 0]
     with pytest.raises(UnitsMissing, match=r"1 of 3 slices.*slice 1 "):
         main({"step": "publish", "plan": plan})
     assert main({"step": "encode", "plan": plan, "slice": 1})["units"] == 3
