@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,5 +66,10 @@ def test_a_killed_evaluator_beside_parameter_servers(gang: Callable) -> None:
         event.step: event.value for event in read(summary_folder(run.record.folder, "eval")).Scalars("loss")
     }
     assert written == pytest.approx({e.step: e.metrics["loss"] for e in found})
+    # What the chief knows of its worker, who is passive; in one life of the chief it has done all.
+    share = json.loads((run.record.folder / "workers.json").read_text())
+    assert list(share) == ["worker-0"]
+    assert share["worker-0"]["steps"] == 4000
+    assert share["worker-0"]["examples_per_s"] > 0
     assert warnings(run.record.folder) == []
     assert run.leftovers() == []

@@ -53,6 +53,7 @@ def test_what_workers_have_done(jobs: Any) -> None:
     record = JobRecord.open(jobs.plan().job.output)
     clock = Clock()
     progress = Progress(500, 32, clock=clock)
+    progress.workers.batch_size = 32
     pulse = Pulse(record, progress, Heartbeat("chief", 0))
     progress.workers.gave("worker-0", 1)
     progress.workers.gave("worker-1", 1)
@@ -77,8 +78,9 @@ def test_what_workers_have_done(jobs: Any) -> None:
 def test_counts_that_are_told_as_a_whole() -> None:
     clock = Clock()
     workers = WorkerSteps(clock=clock)
+    workers.batch_size = 10
     workers.has_given("worker-0", 5)
-    assert workers.values(10) == {"worker-0": {"steps": 5, "examples_per_s": None}}
+    assert workers.values() == {"worker-0": {"steps": 5, "examples_per_s": None}}
     clock.now += 2.0
     workers.has_given("worker-0", 9)
-    assert workers.values(10) == {"worker-0": {"steps": 9, "examples_per_s": 20.0}}
+    assert workers.values() == {"worker-0": {"steps": 9, "examples_per_s": 20.0}}

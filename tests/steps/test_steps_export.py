@@ -148,6 +148,7 @@ def test_exported_again_it_is_reused_until_the_weights_change(job, digits, monke
         patch.setattr(export, "import_tensorflow", lambda: pytest.fail("TensorFlow is not needed for that"))
         again = export.main({"job": str(job), "manifest": str(digits.path)})
     assert again == {**first, "reused": True}
+    assert json.loads((job / "times" / "export.json").read_text())["seconds"] > 0
 
     (job / "export" / "golden.json").write_text("{}")
     assert export.main({"job": str(job)})["reused"] is False

@@ -155,6 +155,7 @@ class _Lanes:
         if loop.stragglers is not None:
             worker, seconds = heard
             loop.stragglers.gave(int(worker), float(seconds) / share.steps)
+            loop.progress.workers.gave(loop.stragglers.names[int(worker)], share.steps)
         if not math.isfinite(float(loss)):
             raise not_finite("loss", self._shares.done + share.steps)
         if self._shares.finish(share, loop.clock()):

@@ -134,7 +134,7 @@ class Pulse:
         values = self._progress.values()
         try:
             self._record.beat(dataclasses.replace(self._base, **values))  # type: ignore[arg-type]
-            workers = self._progress.workers.values(self._progress.examples_per_step)
+            workers = self._progress.workers.values()
             if workers:
                 write_json(self._record.folder / "workers.json", workers)
             if self._spool is not None and values["loss"] is not None and values["step"] != self._spooled:

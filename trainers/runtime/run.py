@@ -138,6 +138,7 @@ class _Run:
         self._enter("building", "build")
         ctx = context_of(self.job, self.me.role, self.me.index, devices=connected.devices)
         self.progress.examples_per_step = ctx.global_batch
+        self.progress.workers.batch_size = ctx.batch_size
         records = open_records(self.job)
         if spool is not None:
             _describe(spool, self.record, self.job, records)

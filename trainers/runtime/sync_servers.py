@@ -37,6 +37,7 @@ from trainers.runtime.loop import LeftEarly, Loop
 from trainers.runtime.steps import StepSize
 from trainers.runtime.stragglers import Stragglers
 from trainers.runtime.strategies import SetUp
+from trainers.runtime.worker_steps import WorkerSteps
 
 __all__ = ["Board", "SyncServers", "Turns", "train_in_turns"]
 
@@ -347,7 +348,7 @@ def train_in_turns(loop: Loop, servers: SyncServers, step: int) -> int:
                 board = servers.board()
                 loop.progress.gradients_dropped = max(0, sum(board.pushed) - gradients_used)
                 if loop.stragglers is not None:
-                    _watch_workers(board, loop.stragglers)
+                    _watch_workers(board, loop.stragglers, loop.progress.workers)
                 loop.progress.advance(turns.done, turns.loss, turns.waited, took)
                 loop.after(step, leave=loop.stop.is_set())
         finally:
@@ -364,7 +365,7 @@ def _wait(
     failed: BaseException | None = None
     while not concurrent.futures.wait([call], timeout=0.1).done:
         if loop.stragglers is not None and loop.clock() - began > _PATIENCE:
-            _watch_workers(servers.board(), loop.stragglers)
+            _watch_workers(servers.board(), loop.stragglers, loop.progress.workers)
         try:
             servers.raise_errors()
         except Exception as e:
@@ -379,11 +380,12 @@ def _wait(
     return failed
 
 
-def _watch_workers(board: Board, stragglers: Stragglers) -> None:
+def _watch_workers(board: Board, stragglers: Stragglers, known: WorkerSteps) -> None:
     for worker, (last, pushed, seconds) in enumerate(
         zip(board.last, board.pushed, board.seconds, strict=True)
     ):
         stragglers.counted(worker, pushed, seconds)
+        known.has_given(stragglers.names[worker], pushed)
         if last >= board.turn:
             stragglers.excuse(worker)  # it has given its gradient, and waits for others
     stragglers.look()

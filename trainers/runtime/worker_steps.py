@@ -19,9 +19,10 @@ _SMOOTHING = 5.0  # seconds over which a rate is averaged, as the whole job's
 
 
 class WorkerSteps:
-    """Counts steps by worker; for several threads."""
+    """Counts steps by worker; for several threads. `batch_size` is of one step of one worker."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.batch_size = 1
         self._clock = clock
         self._lock = threading.Lock()
         self._steps: dict[str, int] = {}
@@ -42,7 +43,7 @@ class WorkerSteps:
         self._looked.setdefault(worker, (self._clock(), steps))  # the first share also warmed up
         self._steps[worker] = steps
 
-    def values(self, examples_per_step: int) -> dict[str, dict[str, Any]]:
+    def values(self) -> dict[str, dict[str, Any]]:
         """By worker {"steps", "examples_per_s"}; the rate is None until there were two looks."""
         now = self._clock()
         with self._lock:
@@ -58,7 +59,7 @@ class WorkerSteps:
             return {
                 worker: {
                     "steps": steps,
-                    "examples_per_s": round(self._rates[worker] * examples_per_step, 1)
+                    "examples_per_s": round(self._rates[worker] * self.batch_size, 1)
                     if worker in self._rates
                     else None,
                 }
