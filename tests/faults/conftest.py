@@ -146,7 +146,7 @@ class Gang(LocalGang):
     def _launch(self, command: list[str], env: Mapping[str, str], log: Path) -> Any:
         return self.fork(env, log) if self.fork else super()._launch(command, env, log)
 
-    def until(self, what: Callable[[], Any], seconds: float = 120.0) -> Any:
+    def until(self, what: Callable[[], Any], seconds: float = LIMIT) -> Any:
         """Wait until something holds; the value. Fails with the logs when it does not, or the gang has ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
