@@ -9,6 +9,7 @@ docs/reliability.md says what the table means. The exit code is 1 when a job was
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -34,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="keep jobs and logs here (default: a temporary folder)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table between FILE's marks")
     options = parser.parse_args(argv)
+    # Asked to leave, it ends its gangs first.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     strategies = [name for name in options.strategy or STRATEGIES if runnable(name)]
     with tempfile.TemporaryDirectory(prefix="trainyard-chaos-") as temp:
         campaign = Campaign(options.folder or Path(temp), seed=options.seed, steps=options.steps)
