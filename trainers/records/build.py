@@ -2,7 +2,7 @@
 
 List and hash the files, look whether this very dataset is there already, cut the source into units, write each
 unit's shards, and publish: the schema, the quarantine, and last the manifest. Every file comes into its place
-by one rename. A lock keeps two runs of one dataset apart; where there is none, both write the same bytes.
+by one rename.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,9 @@ from trainers.job.files import write_bytes, write_json
 from trainers.records.drift import Drift
 from trainers.records.errors import (
     ColumnError,
-    DatasetCorrupt,
-    DatasetMissing,
-    RecordsError,
     SourceEmpty,
-    UnitsMissing,
 )
 from trainers.records.layout import BlockShape
-from trainers.records.locks import exclusive
 from trainers.records.manifest import (
     MANIFEST,
     QUARANTINE,
@@ -36,28 +31,19 @@ from trainers.records.manifest import (
     Shard,
     content_digest,
     counts_of,
-    told,
 )
 from trainers.records.options import CODE_VERSION, Options, fingerprint
-from trainers.records.quality import DRIFT, REPORT, Known, baseline_of, check, recheck
+from trainers.records.publishing import Prepared, Progress, publishing
+from trainers.records.quality import Known, baseline_of, check, recheck
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import SPEAK_EVERY, Source, SourceFile, list_files
 from trainers.records.statistics import Statistics
 from trainers.records.units import Unit, UnitResult
 from trainers.records.validate import check_threshold, merge
 from trainers.records.workers import Work, processes_for, write
-from trainers.records.write import TEMP_SUFFIX, sync_folder, temp_path
+from trainers.records.write import sync_folder, temp_path
 
-__all__ = ["Build", "Listing", "Prepared", "build", "existing", "look", "prepare", "publishing"]
-
-Progress = Callable[[str], None]
-
-
-class Prepared(NamedTuple):
-    """A dataset, and whether it was there before."""
-
-    manifest: Manifest
-    reused: bool
+__all__ = ["Build", "Listing", "build", "judged", "look", "prepare"]
 
 
 class Listing(NamedTuple):
@@ -158,7 +144,7 @@ def prepare(
 def build(options: Options, progress: Progress) -> Prepared:
     """The same as `prepare`; says also whether the dataset was there before."""
     listing = look(options, progress)
-    prepared = publishing(listing, progress, lambda: Build(options, listing, progress).run())
+    prepared = publishing(listing.folder, progress, lambda: Build(options, listing, progress).run())
     return judged(prepared, options, progress)
 
 
@@ -182,77 +168,6 @@ def look(options: Options, progress: Progress) -> Listing:
     progress(f"{options.name}: {len(files)} {kind} files in {options.source}, {size / 1e6:.1f} MB")
     found = fingerprint(options, ((file.name, file.size, file.version) for file in files))
     return Listing(kind, files, found, options.output / found[:16])
-
-
-def publishing(listing: Listing, progress: Progress, make: Callable[[], Manifest]) -> Prepared:
-    """The dataset of a listing: as it is, or as `make` publishes it. One run at a time, none beside slices."""
-    folder = listing.folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-
-    def waiting() -> None:
-        progress(f"another run is preparing {folder}; waiting for it")
-
-    with exclusive(lock_of(folder), waiting) as locked:
-        manifest = existing(folder, progress)
-        if manifest is not None:
-            if locked:
-                _clear(folder)
-            progress(f"nothing to do: {folder} holds this dataset, digest {manifest.digest[:16]}")
-            return Prepared(manifest, reused=True)
-        folder.mkdir(exist_ok=True)
-        if locked:
-            _clear(folder, TEMP_SUFFIX)
-        try:
-            manifest = make()
-        except UnitsMissing:
-            raise  # what is there is good: whoever writes the rest goes on from it
-        except RecordsError:
-            # The data must change, and then so does the fingerprint: nobody will go on from here.
-            if locked:
-                _discard(folder)
-            raise
-        if locked:
-            _clear(folder)
-    progress(
-        f"published {folder}: {told(manifest.counts)} records, "
-        f"{manifest.quarantined} quarantined, digest {manifest.digest[:16]}"
-    )
-    return Prepared(manifest, reused=False)
-
-
-def lock_of(folder: Path) -> Path:
-    """The file by whose lock runs of one dataset keep out of each other's way."""
-    return folder.with_name(f".{folder.name}.lock")
-
-
-def existing(folder: Path, progress: Progress) -> Manifest | None:
-    """The dataset in a folder, None when there is none or it is damaged."""
-    try:
-        manifest = Manifest.load(folder / MANIFEST)
-        manifest.verify()
-    except DatasetMissing:
-        return None
-    except DatasetCorrupt as e:
-        progress(f"{e.message}: writing the dataset anew")
-        (folder / MANIFEST).unlink()
-        return None
-    return manifest
-
-
-def _clear(folder: Path, suffix: str = "") -> None:
-    """Remove what was needed on the way only: all hidden files, or those with a suffix."""
-    for path in folder.iterdir():
-        if path.name.startswith(".") and path.name.endswith(suffix):
-            path.unlink(missing_ok=True)
-
-
-def _discard(folder: Path) -> None:
-    """Remove everything but what says why there is no dataset: the quarantine, the drift and its report."""
-    for path in folder.iterdir():
-        if path.name not in (QUARANTINE, DRIFT, REPORT):
-            path.unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def _open(options: Options, kind: str, files: Sequence[SourceFile]) -> tuple[Source, str | None]:

@@ -20,21 +20,12 @@ from typing import Any
 
 from trainers.job.errors import ConfigError
 from trainers.job.files import read_json, write_json
-from trainers.records.build import (
-    Build,
-    Listing,
-    Prepared,
-    Progress,
-    existing,
-    judged,
-    lock_of,
-    look,
-    publishing,
-)
+from trainers.records.build import Build, Listing, judged, look
 from trainers.records.errors import DatasetMissing, InvalidOption, UnitsMissing
 from trainers.records.locks import shared
 from trainers.records.manifest import MANIFEST, Manifest
 from trainers.records.options import Options, fingerprint
+from trainers.records.publishing import Prepared, Progress, existing, lock_of, publishing
 from trainers.records.schema import Schema
 from trainers.records.source import SourceFile
 
@@ -206,7 +197,7 @@ def publish(path: str | Path, progress: Progress) -> Prepared:
         progress(f"nothing to do: {folder} holds this dataset, digest {manifest.digest[:16]}")
         return Prepared(manifest, reused=True)
     found = Plan.load(path)
-    prepared = publishing(found.listing, progress, lambda: _merged(found, progress))
+    prepared = publishing(found.listing.folder, progress, lambda: _merged(found, progress))
     return judged(prepared, found.options(), progress)
 
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from trainers.job.files import read_json, write_bytes, write_json
-from trainers.records.build import Prepared, Progress, existing, lock_of
 from trainers.records.errors import ColumnError, DatasetCorrupt, DatasetMissing, InvalidOption
 from trainers.records.locks import exclusive
 from trainers.records.manifest import (
@@ -38,6 +37,7 @@ from trainers.records.manifest import (
     content_digest,
     counts_of,
 )
+from trainers.records.publishing import Prepared, Progress, existing, lock_of
 from trainers.records.quality import Known, check
 from trainers.records.schema import Feature, Schema
 from trainers.records.statistics import Statistics

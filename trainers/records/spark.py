@@ -29,10 +29,11 @@ import pyarrow as pa
 
 from trainers.job.errors import ConfigError
 from trainers.job.termination import run_step
-from trainers.records.build import Build, Listing, Prepared, Progress, publishing
+from trainers.records.build import Build, Listing
 from trainers.records.convert import feature_of
 from trainers.records.manifest import Manifest
 from trainers.records.options import CODE_VERSION, Options
+from trainers.records.publishing import Prepared, Progress, publishing
 from trainers.records.schema import Schema
 from trainers.records.source import Batch
 from trainers.records.units import UnitResult
@@ -122,7 +123,7 @@ def encode_frame(
             schema, planned, [results.get(unit.index) or build.unit(unit, schema) for unit in planned]
         )
 
-    return publishing(listing, progress, make)
+    return publishing(listing.folder, progress, make)
 
 
 def _worker(
