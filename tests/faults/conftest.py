@@ -250,17 +250,13 @@ def card_of(gang: Gang, result: GangResult, failure_class: str) -> Failure:
 
 
 def assert_arrived(gang: Gang, result: GangResult, steps: int, *, every: int | None = None) -> None:
-    """All replicas left with 0, at exactly the asked step, none is left, at most one interval was repeated.
-
-    Asynchronous workers go on while a checkpoint is written, and make at most half as many steps again.
-    """
+    """All replicas left with 0, at exactly the asked step, none is left, at most one interval was repeated."""
     assert result.outcome is not None, gang.log("chief-0")
     assert (result.outcome.state, result.outcome.step) == (JobState.SUCCEEDED, steps), result.outcome
     assert set(result.exit_codes.values()) == {0}, result.exit_codes
     assert gang.leftovers() == []
     if every is not None:
-        passive = gang.plan.job.replicas(RoleKind.PS) > 0
-        assert [steps for steps in gang.repeated() if steps > every * (1.5 if passive else 1)] == []
+        assert [steps for steps in gang.repeated() if steps > every] == []
 
 
 @pytest.fixture

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from trainers.runtime.async_servers import PATIENCE, _Shares
 from trainers.runtime.stragglers import Stragglers, read_stragglers
@@ -86,23 +89,48 @@ def test_another_chief_begins_without_names(tmp_path: Path) -> None:
 
 
 def test_overdue_steps_are_handed_out_again_and_count_once() -> None:
-    shares = _Shares(0, 30)
-    held, made = shares.take(10, 0.0), shares.take(20, 0.0)
+    clock = Time()
+    clock.at = 0.0
+    shares = _Shares(0, 30, 30)
+    held, made = shares.take(10, clock), shares.take(20, clock)
     assert held is not None
     assert made is not None
-    assert shares.take(5, 0.0) is None
+    assert shares.take(5, clock) is None
     assert shares.finish(made, 1.0)
     assert shares.revoke(PATIENCE - 1) == 0
     assert shares.revoke(PATIENCE + 1) == 1
-    again = shares.take(100, PATIENCE + 1)
+    again = shares.take(100, clock)
     assert again is not None
     assert again.steps == 10
-    assert shares.finish(again, PATIENCE + 2)
+    assert shares.finish(again, 1.0)
     assert not shares.finish(held, PATIENCE + 3)  # late: the others have made them
     assert shares.done == 30
 
 
 def test_nothing_is_taken_back_while_there_is_other_work() -> None:
-    shares = _Shares(0, 30)
-    shares.take(10, 0.0)
+    shares = _Shares(0, 30, 30)
+    shares.take(10, Time())
     assert shares.revoke(1e6) == 0
+
+
+def test_nothing_beyond_the_next_checkpoint_is_handed_out_before_it_is_written() -> None:
+    shares = _Shares(0, 30, 20)
+    first = shares.take(100, Time())
+    assert first is not None
+    assert first.steps == 20
+    waiting = ThreadPoolExecutor(1).submit(shares.take, 100, Time())
+    with pytest.raises(TimeoutError):
+        waiting.result(0.1)
+    assert shares.finish(first, 1.0)
+    shares.allow(40)
+    second = waiting.result(10)
+    assert second is not None
+    assert second.steps == 10
+
+
+def test_who_waits_for_a_checkpoint_is_let_go_at_the_end() -> None:
+    shares = _Shares(0, 30, 20)
+    shares.take(20, Time())
+    waiting = ThreadPoolExecutor(1).submit(shares.take, 100, Time())
+    shares.end()
+    assert waiting.result(10) is None

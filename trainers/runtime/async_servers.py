@@ -3,6 +3,9 @@
 A worker that dies has its steps done by another one; the coordinator does that. One that hangs, stopped or cut off
 without a word, does not: its steps are handed out again once all others are done, and do not count if they come in
 after all. The target is met exactly, and nobody waits for it longer than the patience says.
+
+Where checkpoints are asked for by steps, no step beyond the next one is handed out before it is written: what a
+lost server repeats is never more than one interval. Where they come by time, workers go on while one is written.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from trainers.runtime.checkpoints import not_finite
@@ -22,7 +26,7 @@ __all__ = ["locate", "train_on_servers"]
 log = logging.getLogger(__name__)
 
 _LANES = 2  # closures in flight a worker: one runs while the next one is on its way
-PATIENCE = 10.0  # seconds after which steps are handed out again, and at least
+PATIENCE = 5.0  # seconds after which steps are handed out again, and at least
 _PATIENT_CALLS = 5  # times what the longest call so far has taken
 
 
@@ -53,41 +57,69 @@ class _Share:
 
 
 class _Shares:
-    """The steps that are left, handed out to lanes; exactly the target, no closure counted twice."""
+    """The steps that are left, handed out to lanes; exactly the target, no closure counted twice.
 
-    def __init__(self, step: int, target: int) -> None:
-        self._lock = threading.Lock()
+    None beyond `limit` is handed out; `allow` moves it.
+    """
+
+    def __init__(self, step: int, target: int, limit: int) -> None:
+        self._lock = threading.Condition()
         self._given = step
         self._target = target
+        self._limit = min(limit, target)
         self._out: set[_Share] = set()
         self._longest = 0.0
+        self._ended = False
         self.done = step
 
-    def take(self, most: int, now: float) -> _Share | None:
-        """A share for the next closure; None when all are handed out."""
+    @property
+    def left(self) -> int:
+        """Steps that are not done yet, up to the limit."""
         with self._lock:
-            k = max(0, min(most, self._target - self._given))
-            if k == 0:
+            return self._limit - self.done
+
+    def take(self, most: int, clock: Callable[[], float]) -> _Share | None:
+        """A share for the next closure, waited for at the limit; None when all are handed out."""
+        with self._lock:
+            while self._given >= self._limit and self._given < self._target and not self._ended:
+                self._lock.wait()
+            k = max(0, min(most, self._limit - self._given))
+            if k == 0 or self._ended:
                 return None
             self._given += k
-            share = _Share(k, now)
+            share = _Share(k, clock())
             self._out.add(share)
             return share
 
-    def finish(self, share: _Share, now: float) -> bool:
-        """Count a closure's steps; False when others have been asked to make them."""
+    def allow(self, limit: int) -> None:
+        """Hand out up to `limit`, or to the target."""
+        with self._lock:
+            self._limit = max(self._limit, min(limit, self._target))
+            self._lock.notify_all()
+
+    def end(self) -> None:
+        """Let go of whoever waits; nothing is handed out any more."""
+        with self._lock:
+            self._ended = True
+            self._lock.notify_all()
+
+    def finish(self, share: _Share, took: float | None) -> bool:
+        """Count a closure's steps, made in `took` seconds (None: it also traced, so its time says nothing).
+
+        False when others have been asked to make them.
+        """
         with self._lock:
             if share.revoked:
                 return False
             self._out.discard(share)
-            self._longest = max(self._longest, now - share.began)
+            self._longest = max(self._longest, took or 0.0)
             self.done += share.steps
             return True
 
     def revoke(self, now: float) -> int:
         """Take back, when nothing else is left to do, the shares that are overdue; how many."""
         with self._lock:
-            if self._given < self._target:
+            if self._given < self._limit:
                 return 0
             patience = max(PATIENCE, _PATIENT_CALLS * self._longest)
             overdue = [share for share in self._out if now - share.began > patience]
@@ -95,6 +127,7 @@ class _Shares:
                 share.revoked = True
                 self._out.discard(share)
                 self._given -= share.steps
+            self._lock.notify_all()
             return len(overdue)
 
     @property
@@ -127,13 +160,13 @@ class _Lanes:
         first = True
         try:
             while not self.ended.is_set():
-                # Near the end closures become small, so that no lane waits long for the last one.
-                fair = max(1, (self._loop.target - self._shares.done) // self._count)
+                # Near the limit closures become small, so that no lane waits long for the last one.
+                fair = max(1, self._shares.left // self._count)
                 most = 1 if first else min(size.value, fair, self._loop.every.most)
-                share = self._shares.take(most, self._loop.clock())
+                share = self._shares.take(most, self._loop.clock)
                 if share is None:
                     return
-                took = self._run(share)
+                took = self._run(share, first=first)
                 if not first:
                     size.measured(took / _LANES / share.steps)
                 first = False
@@ -144,7 +177,7 @@ class _Lanes:
         finally:
             self.woken.set()
 
-    def _run(self, share: _Share) -> float:
+    def _run(self, share: _Share, *, first: bool) -> float:
         """Have a share's steps made, and count them; the seconds that it took."""
         import tensorflow as tf
 
@@ -158,7 +191,7 @@ class _Lanes:
             loop.progress.workers.gave(loop.stragglers.names[int(worker)], share.steps)
         if not math.isfinite(float(loss)):
             raise not_finite("loss", self._shares.done + share.steps)
-        if self._shares.finish(share, loop.clock()):
+        if self._shares.finish(share, None if first else took):
             loop.progress.advance(share.steps, float(loss), float(waited), took / _LANES)
         else:
             log.info("%s steps that others have made meanwhile came in late: not counted", share.steps)
@@ -172,7 +205,7 @@ def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int
     coordinator does that), counted once. Raises what the first lane raises: a lost parameter server as
     tf.errors.UnavailableError, an error of the user's code as itself.
     """
-    shares = _Shares(step, loop.target)
+    shares = _Shares(step, loop.target, loop.every.next(step))
     lanes = _Lanes(loop, set_up, iterator, shares)
     lanes.start()
     begun = False
@@ -185,10 +218,12 @@ def train_on_servers(loop: Loop, set_up: SetUp, iterator: Any, step: int) -> int
                 loop.started()
             _watch_workers(loop, lanes, shares)
             if not lanes.errors:
-                # Workers go on while it is written, as asynchronous training allows.
-                loop.after(shares.done, leave=loop.stop.is_set())
+                done = shares.done
+                loop.after(done, leave=loop.stop.is_set())
+                shares.allow(loop.every.next(done))
     finally:
         lanes.ended.set()
+        shares.end()
     if lanes.errors:
         raise lanes.errors[0]
     loop.save_last(shares.done)

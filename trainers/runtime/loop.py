@@ -84,6 +84,10 @@ class CheckpointEvery:
         """The most steps in one call: a quarter of those between two, so that none comes much later than it is due."""
         return min(max(1, self._steps // 4) if self._steps else 1 << 30, self._loss_every or 1 << 30)
 
+    def next(self, step: int) -> int:
+        """The step of the next one after `step`; a step very far off when it is due by time."""
+        return (step // self._steps + 1) * self._steps if self._steps else step + (1 << 30)
+
     def room(self, step: int) -> int:
         """Steps until the next one, or a loss to note, is due; very many when it is due by time."""
         # From the step alone: all-reduce peers must come to the same number.
