@@ -14,6 +14,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md", "docs
 INPUTS = (
     "requirements.in",
     "requirements-dev.in",
+    "requirements-spark.in",
     "scripts/uv.in",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "deploy" / "docker").glob("requirements-*.in")),
 )
