@@ -44,6 +44,16 @@ class MemoryKills:
         return max(0, self._count() - self._before)
 
 
+def _worth_showing(tail: tuple[str, ...]) -> tuple[str, ...]:
+    """The last lines of a log; after a crash of native code those that say where Python was, innermost first."""
+    crashes = [i for i, line in enumerate(tail) if line.startswith("Fatal Python error")]
+    if not crashes:
+        return tail[-_TAIL:]
+    threads = [i for i, line in enumerate(tail) if line.startswith("Current thread") and i > crashes[-1]]
+    begin = threads[0] if threads else crashes[-1] + 1
+    return (tail[crashes[-1]], *tail[begin : begin + _TAIL - 1])
+
+
 def failure_of_end(
     replica: Replica,
     end: End,
@@ -62,7 +72,7 @@ def failure_of_end(
         "role": replica.me.role.value,
         "index": replica.me.index,
         "last_step": replica.job_step(),
-        "log_tail": tail[-_TAIL:],
+        "log_tail": _worth_showing(tail),
     }
     if end.why == "stalled":
         stacks = replica.record.folder / "stacks"

@@ -26,7 +26,7 @@ class LogPump:
     `source` becomes non-blocking. The last `keep` lines are in `tail`, each cut to 500 characters.
     """
 
-    def __init__(self, source: int, sink: int = 1, *, keep: int = 40) -> None:
+    def __init__(self, source: int, sink: int = 1, *, keep: int = 400) -> None:
         os.set_blocking(source, False)
         self.source = source
         self.at_end = False
