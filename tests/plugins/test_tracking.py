@@ -99,10 +99,20 @@ def test_an_alias_moves(mlflow: Any) -> None:
 
 
 def test_links_show_what_the_operator_knows() -> None:
-    operator = SimpleNamespace(mlflow_run_url="http://run", model_url="http://model")
-    assert [link.get_link(operator, ti_key=None) for link in LINKS] == ["http://run", "http://model"]  # type: ignore[arg-type]
+    operator = SimpleNamespace(
+        mlflow_run_url="http://run", model_url="http://model", report_url="http://report"
+    )
+    assert [link.get_link(operator, ti_key=None) for link in LINKS] == [
+        "http://run",
+        "http://model",
+        "http://report",
+    ]  # type: ignore[arg-type]
     assert MlflowRunLink().get_link(object(), ti_key=None) == ""  # type: ignore[arg-type]
-    assert {link.xcom_key for link in LINKS} == {"trainyard_mlflow_run", "trainyard_model"}
+    assert {link.xcom_key for link in LINKS} == {
+        "trainyard_mlflow_run",
+        "trainyard_model",
+        "trainyard_records_report",
+    }
     assert ModelLink().name == "Model"
     assert model_url("http://m/", "digits", 3) == "http://m/#/models/digits/versions/3"
     assert model_url("", "digits", 3) == ""
