@@ -33,7 +33,8 @@ from trainers.runtime.steps import make_run, trainable_parts
 from trainers.runtime.stragglers import Stragglers
 from trainers.runtime.strategies import SetUp, check_supported, set_up
 from trainers.runtime.summaries import train_summaries
-from trainers.runtime.sync_servers import SyncServers, train_in_turns
+from trainers.runtime.sync_loop import train_in_turns
+from trainers.runtime.sync_servers import SyncServers
 from trainers.runtime.tracking import Spool
 
 __all__ = ["Phases", "train"]
