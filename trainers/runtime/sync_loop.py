@@ -6,7 +6,6 @@ What a turn is, and what runs where, see `sync_servers`.
 from __future__ import annotations
 
 import concurrent.futures
-import logging
 import math
 
 from trainers.runtime.checkpoints import not_finite
@@ -17,8 +16,6 @@ from trainers.runtime.sync_servers import Board, SyncServers, Turns
 from trainers.runtime.worker_steps import WorkerSteps
 
 __all__ = ["train_in_turns"]
-
-log = logging.getLogger(__name__)
 
 _PATIENCE = 2.0  # seconds that a call may take before it is looked at whether it waits for somebody
 
