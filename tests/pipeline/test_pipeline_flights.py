@@ -50,8 +50,18 @@ class Api:
         """Backfill the months one after the other, and wait for the end."""
         conf = {"steps": 60}
         body = {"dag_id": DAG, **RANGE, "max_active_runs": 1, "dag_run_conf": conf, **more}
-        number = self.call("POST", "/backfills", json=body)["id"]
+        number = self._begun(body)
         until(lambda: self.call("GET", f"/backfills/{number}")["completed_at"], "the backfill is over")
+
+    def _begun(self, body: dict[str, Any]) -> int:
+        """The number of a new backfill; on SQLite Airflow may not get at its database at once, and says so."""
+        for pause in (1, 2, 4, 8, None):
+            answer = self.http.request("POST", "/api/v2/backfills", headers=self.headers, json=body)
+            if pause is None or "Database is locked" not in answer.text:
+                break
+            time.sleep(pause)
+        assert answer.is_success, answer.text
+        return int(answer.json()["id"])
 
 
 def until(reached: Callable[[], Any], what: str, seconds: float = 500) -> None:
@@ -70,10 +80,10 @@ def api(platform: Platform) -> Iterator[Api]:
         platform.airflow.wait_for_dag(dag_id)
         platform.airflow.set_paused(dag_id, False)
     begun = time.monotonic()
-    api.backfill()
-    print(f"backfill of three months: {time.monotonic() - begun:.1f} s")
-    yield api
-    api.http.close()
+    with api.http:
+        api.backfill()
+        print(f"backfill of three months: {time.monotonic() - begun:.1f} s")
+        yield api
 
 
 def _window(api: Api, run: dict[str, Any]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_another_schema_than_the_manifests(dataset):
     [
         ("source", ""),
         ("output", None),
-        ("source", "gs://bucket/raw"),
+        ("output", "gs://bucket/records"),
         ("name", "a/b"),
         ("name", ""),
         ("label", ""),

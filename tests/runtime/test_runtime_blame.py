@@ -29,6 +29,7 @@ def tensorflow_error(name: str, message: str) -> Exception:
         ("InvalidArgumentError", "logits and labels must have the same first dimension", "USER"),
         ("ResourceExhaustedError", "OOM when allocating tensor", "OOM"),
         ("ResourceExhaustedError", "step-3.data; No space left on device", "INFRA"),
+        ("UnknownError", "Could not start gRPC server", "INFRA"),
         ("DataLossError", "corrupted record at 12", "DATA"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.launching import QUICK, Run
 from trainers.job.failures import FailureClass
 from trainers.job.observations import Evaluation, add_evaluation, add_warning, evaluations, warnings
 from trainers.job.plan import Plan
@@ -20,20 +20,6 @@ from trainers.job.spec import RoleKind
 from trainers.runtime import evaluator as evaluator_module
 from trainers.runtime.evaluator import Evaluator
 from trainers.runtime.run import train
-
-
-def _launcher_tests() -> Any:
-    """The scripts of the launcher's own tests."""
-    path = Path(__file__).with_name("test_runtime_launcher.py")
-    spec = importlib.util.spec_from_file_location("launcher_scripts", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPTS = _launcher_tests()
 
 
 def train_here(plan: Plan) -> JobRecord:
@@ -128,7 +114,7 @@ def test_it_leaves_a_job_that_failed(digits_jobs: Any) -> None:
 
 
 def run_launcher(plan: Plan, script: str, log: Path, *, times: Any = None) -> Any:
-    return SCRIPTS.Run(plan, script, role="evaluator", times=times or SCRIPTS.QUICK, log=log)
+    return Run(plan, script, role="evaluator", times=times or QUICK, log=log)
 
 
 @pytest.fixture(autouse=True)

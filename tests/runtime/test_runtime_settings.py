@@ -46,7 +46,7 @@ def test_settings_hold_in_a_gang_whose_chief_is_killed(
     plan = digits_jobs.plan(
         strategy,
         strategy=strategy,
-        trainer=write_module("wide", WIDE),
+        trainer=write_module("wide_with_dropout", WIDE),
         steps=400,
         checkpoint_every=50,
         loss_every=10,

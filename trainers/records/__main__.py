@@ -105,8 +105,10 @@ def _check_window(spec: Mapping[str, Any], span: str | None) -> None:
 
 def _result(manifest: Manifest, reused: bool, spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the next step is told: the dataset, or the window that ends with it, which then names it."""
+    from trainers.records.publishing import Prepared
+
     _check_window(spec, manifest.span)
-    result = _told(manifest, reused)
+    result = Prepared(manifest, reused).answer()
     if not manifest.span:
         return result
     from trainers.records.spans import newest, record_span
@@ -132,17 +134,7 @@ def _windowed(output: Path, names: Sequence[str], held_out: str | None) -> dict[
 
     made = window(output, names, held_out=held_out or "all", progress=_say)
     spans = [span.span for span in made.manifest.spans]
-    return {**_told(*made), "span": spans[-1], "spans": spans}
-
-
-def _told(manifest: Manifest, reused: bool) -> dict[str, Any]:
-    return {
-        "manifest": str(manifest.path),
-        "digest": manifest.digest,
-        "counts": dict(manifest.counts),
-        "reused": reused,
-        "quarantined": manifest.quarantined,
-    }
+    return {**made.answer(), "span": spans[-1], "spans": spans}
 
 
 def _say(line: str) -> None:

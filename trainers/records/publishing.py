@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainers.records.errors import DatasetCorrupt, DatasetMissing, RecordsError, UnitsMissing
 from trainers.records.locks import exclusive
@@ -25,6 +25,16 @@ class Prepared(NamedTuple):
 
     manifest: Manifest
     reused: bool
+
+    def answer(self) -> dict[str, Any]:
+        """What a step answers, a JSON value."""
+        return {
+            "manifest": str(self.manifest.path),
+            "digest": self.manifest.digest,
+            "counts": dict(self.manifest.counts),
+            "reused": self.reused,
+            "quarantined": self.manifest.quarantined,
+        }
 
 
 def publishing(folder: Path, progress: Progress, make: Callable[[], Manifest]) -> Prepared:

@@ -166,21 +166,14 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
         spark.read.parquet(str(path)).createOrReplaceTempView(name)
     options = {name: value for name, value in spec.items() if name not in _OWN}
     options.setdefault("source", next(iter(spec["tables"].values())))
-    manifest, reused = encode_frame(
+    return encode_frame(
         spark.sql(spec["sql"]),
         made_from=made_from,
         order_by=spec["order_by"],
         units=spec["units"],
         progress=_say,
         **options,
-    )
-    return {
-        "manifest": str(manifest.path),
-        "digest": manifest.digest,
-        "counts": dict(manifest.counts),
-        "reused": reused,
-        "quarantined": manifest.quarantined,
-    }
+    ).answer()
 
 
 def _say(line: str) -> None:

@@ -81,6 +81,8 @@ def _tensorflow_class(error: BaseException) -> FailureClass | None:
     message = str(error)
     if status == 8 and "No space left" in message:
         return FailureClass.INFRA
+    if "Could not start gRPC server" in message:
+        return FailureClass.INFRA  # its port is taken, by the process before it or by somebody else
     if status in _CLASS_OF_STATUS:
         return _CLASS_OF_STATUS[status]
     if any(word in message for word in _PEER_WORDS):

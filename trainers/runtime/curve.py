@@ -13,7 +13,7 @@ import math
 import threading
 from pathlib import Path
 
-from trainers.job.files import write_bytes
+from trainers.job.files import read_json_lines, write_bytes
 
 __all__ = ["LossCurve", "curve_path", "read_curve"]
 
@@ -24,19 +24,9 @@ def curve_path(job_folder: Path | str) -> Path:
 
 
 def read_curve(job_folder: Path | str) -> list[tuple[int, float]]:
-    """The loss curve as (step, loss); [] when none was asked for. A line that was cut ends it."""
-    try:
-        lines = curve_path(job_folder).read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            break
-        found.append((int(value["step"]), float(value["loss"])))
-    return found
+    """The loss curve as (step, loss); [] when none was asked for."""
+    lines = read_json_lines(curve_path(job_folder))
+    return [(int(line["step"]), float(line["loss"])) for line in lines]
 
 
 class LossCurve:

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainers.job.errors import ConfigError
 from trainers.job.plan import Plan, ReplicaPlan
+from trainers.job.ports import wait_until_free
 from trainers.job.record import Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
 from trainers.job.times import Marks, time_split
@@ -126,6 +127,7 @@ class _Run:
 
         self._enter("connecting", "connect")
         if self.me.tf_config.get("cluster"):
+            wait_until_free(self.me.address)
             bind_loopback_only(self.me.address)
         self._seed()
         met_before = self.record.state in (JobState.RUNNING, JobState.RESTARTING)

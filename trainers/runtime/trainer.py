@@ -91,10 +91,12 @@ def serve(me: ReplicaPlan) -> None:
     The server knows only itself; the chief sends the whole cluster when it connects, and again when it comes
     back. So neither needs a restart when the other was restarted.
     """
+    from trainers.job.ports import wait_until_free
     from trainers.runtime.lean import import_server
     from trainers.runtime.loopback import bind_loopback_only, check_listeners
 
     server_lib = import_server()
+    wait_until_free(me.address)
     bind_loopback_only(me.address)
     role = me.role.value
     spec = server_lib.ClusterSpec({role: {me.index: me.address}})
