@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainers.job.policies import Budgets, RestartPolicy
+    from trainers.job.policies import Budgets, RestartPolicy, Success
     from trainers.job.spec import Resources
     from trainyard.assets import records_asset
     from trainyard.failing import RetryByClass, explained
@@ -45,6 +45,7 @@ _HOMES = {
     "RestartPolicy": "trainers.job.policies",
     "RetryByClass": "trainyard.failing",
     "StepOperator": "trainyard.operators.step",
+    "Success": "trainers.job.policies",
     "announced_records": "trainyard.groups.prepare",
     "check_form": "trainyard.trigger_form",
     "evaluate": "trainyard.groups.evaluate",
@@ -68,6 +69,7 @@ __all__ = [
     "RestartPolicy",
     "RetryByClass",
     "StepOperator",
+    "Success",
     "announced_records",
     "check_form",
     "evaluate",

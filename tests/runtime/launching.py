@@ -71,7 +71,14 @@ class Run:
     """A launcher of one replica with a script, its log and its termination message."""
 
     def __init__(
-        self, plan: Plan, script: str, *, role: str = "chief", times: Times = QUICK, log: Path
+        self,
+        plan: Plan,
+        script: str,
+        *,
+        role: str = "chief",
+        index: int = 0,
+        times: Times = QUICK,
+        log: Path,
     ) -> None:
         self.scripts = Scripts(script)
         self.record = JobRecord.open(plan.job.output)
@@ -80,8 +87,8 @@ class Run:
         replica = Replica(
             self.record,
             RoleKind(role),
-            0,
-            environ={**os.environ, **plan.replica(RoleKind(role), 0).env},
+            index,
+            environ={**os.environ, **plan.replica(RoleKind(role), index).env},
             times=times,
             sink=self._sink.fileno(),
         )

@@ -17,10 +17,13 @@ from trainers.runtime.strategies import UnsupportedJob, check_supported, drives_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"success": Success("all_workers")}, "success rule all_workers"),
+        (
+            {"strategy": Strategy.from_dict("multi_worker"), "success": Success("fraction", 0.5)},
+            "success rule fraction 0.5 can't be kept under multi_worker: every all-reduce step needs every peer",
+        ),
     ],
 )
-def test_what_is_not_there_yet_is_refused(change: dict[str, Any], message: str) -> None:
+def test_what_can_not_be_kept_is_refused(change: dict[str, Any], message: str) -> None:
     strategy = change.get("strategy", Strategy.from_dict("parameter_server"))
     roles = standard_roles(strategy, workers=1, ps=1)
     success = change.get("success", Success())
@@ -77,6 +80,21 @@ def test_servers_are_waited_for(
     )
     assert found == expected
     assert clock.now == pytest.approx(seconds, abs=0.2)
+
+
+def test_nobody_waits_for_a_worker_that_is_given_up() -> None:
+    clock = Clock()
+    options: dict[str, Any] = {"needed_workers": 2, "budget": 60.0, "grace": 20.0, "clock": clock}
+    found = wait_for_servers(
+        ["p0"],
+        ["w0", "w1"],
+        stop=Waiting(clock),
+        answers=lambda address: address != "w0",
+        gone=lambda: ["w0"] if clock.now >= 3 else [],
+        **options,
+    )
+    assert found == ["w1"]
+    assert clock.now == pytest.approx(3.0, abs=0.2)
 
 
 def test_servers_that_do_not_answer_are_named() -> None:

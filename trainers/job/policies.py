@@ -16,7 +16,21 @@ __all__ = ["Budgets", "RestartPolicy", "Success"]
 
 @dataclasses.dataclass(frozen=True)
 class Success:
-    """When the job has succeeded: the chief is done, all workers are, or a fraction of them."""
+    """When the job has succeeded: the chief has made the asked steps, and enough workers were left to the end.
+
+    A worker is *given up* when a failure class that may be retried (INFRA, STALLED, PEER_LOST, OOM) has used up its
+    cap in `restart`; its launcher then leaves with that failure. It no longer counts as given up once its pod comes
+    again. USER, DATA and CONFIG failures of a worker end the job at once under every rule.
+
+    chief        the job goes on while steps can be made: with `min_replicas` workers, where that is not said with
+                 one, under `sync` with as many as a step takes (workers - backup_workers)
+    fraction     and at least ceil(fraction * workers) must not have been given up, to the last step
+    all_workers  and none may have been given up
+
+    With fewer left the job ends, with one failure. All that is for the passive workers of `parameter_server`. Under
+    `multi_worker` every step needs every peer: `chief` and `all_workers` are the same, a fraction below 1 is refused.
+    `local` and `mirrored` have no workers that could be given up: every rule is kept.
+    """
 
     rule: str = "chief"
     fraction: float = 1.0

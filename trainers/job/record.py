@@ -12,6 +12,7 @@
     workers.json                   what each worker of a parameter server has done, as the chief knows it
     evaluations.jsonl              what an evaluator found of each checkpoint (`trainers.job.observations`)
     warnings.jsonl                 what went wrong without ending the job
+    given_up/worker-1.json         a worker whose restarts are used up (`trainers.runtime.success`)
     history/0001/                  what was there before the job was opened again
 
 Success is read from here first, and from pods or processes only where the record is silent.
@@ -224,6 +225,7 @@ class JobRecord:
             "workers.json",
             "attempts",
             "generations",
+            "given_up",
             "heartbeats",
             "times",
         }

@@ -37,6 +37,7 @@ from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION, Replica
 from trainers.runtime.restarts import back_off_of, counted, saved_step
 from trainers.runtime.standby import ENV_STANDBY, Standby
 from trainers.runtime.strategies import check_supported
+from trainers.runtime.success import lose_worker, step_waits, take_back
 from trainers.runtime.watch import Bell, End, Watch
 
 __all__ = ["Launcher", "main"]
@@ -83,6 +84,8 @@ class Launcher:
             self.replica.say(f"the job is over: {outcome.state}")
             return self._leave_by(outcome)
         check_supported(self.replica.job)
+        if outcome is None and self.replica.is_passive_worker:
+            take_back(self.record.folder, self.replica.me.index)
         barrier = self._begin() if outcome is None else None
         while True:
             generation = self.record.generation().number
@@ -264,11 +267,13 @@ class Launcher:
             if r.is_evaluator:
                 add_warning(self.record.folder, r.name, f"it was given up: {cls}: {failure.reason}")
                 return failure
+            if r.is_passive_worker and failure.policy.retry:
+                return self._give_up(failure, generation)
             self._finish(failure)
             return failure
         if failure.policy.more_memory:
             return failure  # only a new pod can have more
-        if r.together or self._too_few_are_left(generation):
+        if r.together or step_waits(r, generation):
             reason = f"{cls}: {failure.reason}"
             r.tolerating(
                 "the generation", lambda: self.record.next_generation(generation, by=r.name, reason=reason)
@@ -282,17 +287,22 @@ class Launcher:
         self._pause(pause)
         return None
 
-    def _too_few_are_left(self, generation: int) -> bool:
-        """Whether a synchronous step waits for this worker: more are lost in this generation than are spare.
-
-        One that is spare comes back with the next generation: until then the others step without it.
-        """
+    def _give_up(self, failure: Failure, generation: int) -> Failure:
+        """Leave the job to the other workers, or end it where too few are left; the failure to leave with."""
         r = self.replica
-        if not r.job.strategy.sync or r.me.role is not RoleKind.WORKER:
-            return False
-        attempts = self.record.attempts(RoleKind.WORKER)
-        lost = {a.index for a in attempts if a.generation == generation and a.ended is not None}
-        return len(lost) > r.job.strategy.backup_workers
+        final = lose_worker(r, failure)
+        if final is not None:
+            self._finish(final)
+            outcome = (
+                self.record.outcome()
+            )  # another worker's, given up at the same time, may have been first
+            return (outcome and outcome.failure) or final
+        if step_waits(r, generation):
+            reason = f"{r.name} was given up: {failure.reason}"
+            r.tolerating(
+                "the generation", lambda: self.record.next_generation(generation, by=r.name, reason=reason)
+            )
+        return failure
 
     def _finish(self, failure: Failure) -> None:
         """End the job for all; on a full disk the pod's message still has the failure."""

@@ -16,6 +16,7 @@ from trainers.job.plan import ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState, Outcome
 from trainers.job.spec import RoleKind, StrategyKind
 from trainers.runtime.strategies import drives_steps
+from trainers.runtime.success import given_up
 
 __all__ = ["ENV_ATTEMPT", "ENV_GENERATION", "ENV_GRACE", "Replica", "Times"]
 
@@ -83,6 +84,7 @@ class Replica:
         self.is_chief = role is RoleKind.CHIEF
         # It stands beside the gang: nobody waits for it, and nothing that becomes of it touches the others.
         self.is_evaluator = role is RoleKind.EVALUATOR
+        self.is_passive_worker = role is RoleKind.WORKER and not self.drives
         self.all_reduce = self.job.strategy.kind is StrategyKind.MULTI_WORKER and not self.is_evaluator
         # Whoever restarts alone finds the others in the middle of a step with what was there before. Functions of a
         # synchronous chief run on its servers and workers until they end, so with it all begin again.
@@ -157,7 +159,7 @@ class Replica:
     def missing_peers(self) -> list[str]:
         """Other replicas without a fresh sign of life, of those that must be there for the start.
 
-        Nobody waits for an evaluator; it waits for the chief alone.
+        Nobody waits for an evaluator, nor for a worker that was given up; an evaluator waits for the chief alone.
         """
         there = {
             beat.replica
@@ -165,10 +167,12 @@ class Replica:
             if beat.phase != "left" and self.now() - beat.at < self.times.fresh
         }
         missing = []
+        gone = {f"worker-{index}" for index in given_up(self.record.folder)}
         for role in self.job.roles:
             if role.kind is RoleKind.EVALUATOR or (self.is_evaluator and role.kind is not RoleKind.CHIEF):
                 continue
-            absent = [r.replica for r in self.plan.role(role.kind) if r.replica not in there | {self.name}]
-            if role.replicas - len(absent) < (role.min_replicas or role.replicas):
+            expected = [r.replica for r in self.plan.role(role.kind) if r.replica not in gone - {self.name}]
+            absent = [name for name in expected if name not in there | {self.name}]
+            if len(expected) - len(absent) < min(role.min_replicas or role.replicas, len(expected)):
                 missing += absent
         return missing

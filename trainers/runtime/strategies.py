@@ -11,12 +11,13 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from trainers.job.errors import ConfigError, PeerLostError
 from trainers.job.plan import Plan, ReplicaPlan
 from trainers.job.spec import RoleKind, StrategyKind, TrainingJob
+from trainers.runtime.success import given_up, steppable_workers
 
 __all__ = [
     "SUPPORTED",
@@ -45,10 +46,12 @@ class UnsupportedJob(ConfigError):
 
 def check_supported(job: TrainingJob) -> None:
     """Raise UnsupportedJob for a job that could be written down but not run."""
-    if job.success.rule != "chief":
+    success = job.success
+    if job.strategy.kind is StrategyKind.MULTI_WORKER and success.rule == "fraction" and success.fraction < 1:
         raise UnsupportedJob(
-            f"success rule {job.success.rule} can't be kept: who drives the steps, the chief, ends the job",
-            hint="use rule chief",
+            f"success rule fraction {success.fraction:g} can't be kept under multi_worker: "
+            "every all-reduce step needs every peer",
+            hint="use rule all_workers, or strategy parameter_server",
         )
 
 
@@ -151,6 +154,7 @@ def _parameter_server(
         grace=5.0 if met_before else 20.0,
         stop=stop,
         clock=clock,
+        gone=lambda: [cluster["worker"][index] for index in given_up(plan.job.output)],
     )
     spec = tf.train.ClusterSpec({"chief": cluster["chief"], "ps": cluster["ps"], "worker": list(workers)})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -177,11 +181,9 @@ def _parameter_server(
 def _needed_workers(job: TrainingJob, met_before: bool) -> int:
     role = job.role(RoleKind.WORKER)
     assert role is not None
-    needed = role.min_replicas
-    if needed is None:
-        needed = 1 if met_before else role.replicas
-    # A synchronous step waits for so many, however long.
-    return max(needed, role.replicas - job.strategy.backup_workers) if job.strategy.sync else needed
+    if role.min_replicas is None and not met_before:
+        return role.replicas
+    return steppable_workers(job)
 
 
 def wait_for_servers(
@@ -194,22 +196,27 @@ def wait_for_servers(
     stop: threading.Event,
     clock: Callable[[], float] = time.monotonic,
     answers: Callable[[str], bool] | None = None,
+    gone: Callable[[], Collection[str]] = tuple,
 ) -> Sequence[str]:
     """The workers that answer, once all parameter servers do and enough workers.
 
     TensorFlow itself would wait without end for one that is missing. Those beyond `needed_workers` get `grace`
-    seconds more. Raises PeerLostError after `budget` seconds, naming who is missing, or when `stop` is set.
+    seconds more; for workers that are `gone`, given up by now, nobody waits. Raises PeerLostError after `budget`
+    seconds, naming who is missing, or when `stop` is set.
     """
     answers = answers or _answers
     begin = clock()
     while True:
         missing = [address for address in ps if not answers(address)]
-        there = [address for address in workers if answers(address)]
+        without = set(gone())
+        expected = [address for address in workers if address not in without]
+        there = [address for address in expected if answers(address)]
         waited = clock() - begin
-        if not missing and (len(there) == len(workers) or (len(there) >= needed_workers and waited >= grace)):
+        all_there = len(there) == len(expected) > 0
+        if not missing and (all_there or (len(there) >= needed_workers and waited >= grace)):
             return there
         if waited >= budget:
-            missing += [address for address in workers if address not in there]
+            missing += [address for address in expected if address not in there]
             raise PeerLostError(
                 f"no answer from {', '.join(missing)} within {budget:g} s",
                 hint="look at the logs of these replicas; raise budgets.start if they are just slow",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskGroup, TriggerRule
 
-from trainers.job.policies import Budgets, RestartPolicy
+from trainers.job.policies import Budgets, RestartPolicy, Success
 from trainers.job.spec import Resources
 from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass
 from trainyard.operators.gang import (
@@ -34,6 +34,7 @@ def train(
     resources: Mapping[str, Resources] | None = None,
     budgets: Budgets | None = None,
     restart: RestartPolicy | None = None,
+    success: Success | None = None,
     image: str = "",
     group_id: str = "train",
     **fixed: Any,
@@ -44,7 +45,8 @@ def train(
 
     `trainer` is the dotted name of the trainer module; `records` what `prepare` returned, or a manifest's URI;
     `name` the model's. Counts, strategy, steps and the like come from the trigger form; those given here
-    (`workers=4`, `evaluator=True`) can't be changed there. `args` are further hyperparameters of the trainer.
+    (`workers=4`, `evaluator=True`) can't be changed there. `args` are further hyperparameters of the trainer;
+    `success` says how many workers must be left at the end (`Success("all_workers")`).
 
     The replicas are one mapped task, a row each: every one restarts alone. The verdict runs whatever became of
     them, and the cleanup whatever became of all.
@@ -57,6 +59,7 @@ def train(
         resources=resources or {},
         budgets=budgets or Budgets(),
         restart=restart or RestartPolicy(),
+        success=success or Success(),
         image=image,
     )
     with TaskGroup(group_id) as group:

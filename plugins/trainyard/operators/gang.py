@@ -17,10 +17,12 @@ from trainers.job import labels
 from trainers.job.errors import InvalidSpec
 from trainers.job.failures import Failure, FailureClass
 from trainers.job.plan import Cluster, make_plan
-from trainers.job.policies import Budgets, RestartPolicy
+from trainers.job.policies import Budgets, RestartPolicy, Success
 from trainers.job.ports import free_ports
 from trainers.job.record import JobRecord, JobState, Outcome
 from trainers.job.spec import Resources, TrainingJob, standard_roles
+from trainers.runtime.strategies import check_supported
+from trainers.runtime.success import given_up
 from trainyard.cluster import core_api, create_service, delete_gang, is_process_kubelet
 from trainyard.failing import FAILURE_KEY, RetryByClass, cards, report
 from trainyard.links import MlflowRunLink
@@ -63,6 +65,7 @@ class JobTemplate:
     resources: Mapping[str, Resources] = dataclasses.field(default_factory=dict)
     budgets: Budgets = dataclasses.field(default_factory=Budgets)
     restart: RestartPolicy = dataclasses.field(default_factory=RestartPolicy)
+    success: Success = dataclasses.field(default_factory=Success)
     image: str = ""
 
     def __post_init__(self) -> None:
@@ -87,6 +90,7 @@ class JobTemplate:
                 image=self.image,
             ),
             strategy=strategy,
+            success=self.success,
             restart=self.restart,
             budgets=self.budgets,
             inputs={"records": manifest},
@@ -138,6 +142,7 @@ class PlanOperator(_GangOperator):
         job = self.template.job(
             context["params"], manifest=settings.resolve(manifest), output=self.folder(context)
         )
+        check_supported(job)
         count = sum(role.replicas for role in job.roles)
         if not settings.deferrable:
             _check_slots(count, context["dag"].max_active_tasks)
@@ -198,8 +203,9 @@ class ServiceOperator(_GangOperator):
 class VerdictOperator(_GangOperator):
     """Say how the job ended, from its record; the one failure card of the gang.
 
-    Returns {"job", "step", "metrics", "seconds"}. Where the record is silent, as when no pod ever started, the
-    replicas' own failures decide, and the record learns of it.
+    Returns {"job", "step", "metrics", "seconds"}. A worker that was given up is a failed task of its own, and no
+    failure of the run where the record says that the job has succeeded. Where the record is silent, as when no pod
+    ever started, the replicas' own failures decide, and the record learns of it.
     """
 
     operator_extra_links = (MlflowRunLink(),)
@@ -219,6 +225,8 @@ class VerdictOperator(_GangOperator):
         if outcome.state is not JobState.SUCCEEDED:
             failure = outcome.failure or Failure(FailureClass.INFRA, f"the job is {outcome.state}")
             raise report(context, failure, final=True)
+        for index, lost in given_up(folder).items():
+            print(f"worker-{index} was given up: {lost.failure_class}: {lost.reason}")
         print(f"the job succeeded after {outcome.step} steps: {dict(outcome.metrics)}")
         return {
             "job": folder,
