@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
+from airflow.models.dagrun import DagRun
 from airflow.sdk import DAG
 from trainyard.failing import RetryByClass, StepFailed
+from trainyard.groups.train import train
 from trainyard.operators.gang import (
     CleanupOperator,
     JobTemplate,
@@ -23,6 +27,7 @@ from trainyard.operators.replica import ReplicaOperator
 from trainyard.trigger_form import DEFAULTS
 
 from trainers.job.failures import Failure, FailureClass
+from trainers.job.policies import Success
 from trainers.job.record import JobRecord, JobState
 from trainers.job.spec import Resources, RoleKind
 
@@ -287,3 +292,64 @@ def test_a_cluster_that_is_not_the_process_kubelet_gets_names(
     _, context = plan()
     replica = JobRecord(context["ti"].xcom["job"]).plan().replicas[1]
     assert replica.address == f"worker-0.{replica.subdomain}.trainyard.svc:2222"
+
+
+# What the launcher of a worker does whose restarts are used up, while the job goes on.
+GIVEN_UP = """
+import os, sys
+from trainers.job import termination
+from trainers.job.failures import Failure, FailureClass
+from trainers.job.record import JobRecord
+from trainers.job.spec import RoleKind
+from trainers.runtime.replica import Replica
+from trainers.runtime.success import lose_worker
+replica = Replica(JobRecord.open(os.environ["TRAINYARD_JOB"]), RoleKind.WORKER, 0)
+failure = Failure(FailureClass.INFRA, "it was killed", role="worker", index=0)
+assert lose_worker(replica, failure) is None
+termination.write_failure(failure)
+sys.exit(87)
+"""
+
+
+def test_a_worker_that_was_given_up_is_a_failed_task_of_its_own(
+    plan: Any, context_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, context = plan()
+    worker = _replica(rows[1], GIVEN_UP)
+    its = context_of(worker, map_index=1)
+    with pytest.raises(StepFailed, match="it was killed") as caught:
+        worker.execute(its)
+    assert (
+        RetryByClass().evaluate(caught.value, 1, 10, its).action.value == "retry"
+    )  # another pod may do better
+    record = JobRecord(context["ti"].xcom["job"])
+    assert record.outcome() is None
+    record.finish(JobState.SUCCEEDED, step=7)
+    verdict, of_verdict = _verdict(context_of, failures={1: its["ti"].xcom["failure"]})
+    assert verdict.execute(of_verdict)["step"] == 7
+    assert "worker-0 was given up: INFRA: it was killed" in capsys.readouterr().out
+
+
+class Task(NamedTuple):
+    """A task instance, as far as the rule below looks at it."""
+
+    task_id: str
+    state: str
+
+
+def test_a_failed_replica_does_not_decide_the_run() -> None:
+    """By Airflow's own rule for which tasks do."""
+    with DAG("pipeline") as dag:
+        train(trainer="a_trainer", records={"manifest": "m"}, name="digits")
+    tasks = [Task(task.task_id, "success") for task in dag.tasks]
+    deciding = DagRun._tis_for_dagrun_state(SimpleNamespace(), dag=dag, tis=tasks)
+    assert {ti.task_id for ti in deciding} == {"train.verdict"}
+
+
+def test_a_success_rule_that_can_not_be_kept_is_refused_by_the_plan(plan: Any) -> None:
+    template = dataclasses.replace(TEMPLATE, success=Success("fraction", 0.5))
+    _, context = plan(template)
+    assert JobRecord(context["ti"].xcom["job"]).plan().job.success == Success("fraction", 0.5)
+    with pytest.raises(StepFailed, match=r"fraction 0\.5 can't be kept under multi_worker") as caught:
+        plan(template, strategy="multi_worker")
+    assert caught.value.failure.failure_class is FailureClass.CONFIG

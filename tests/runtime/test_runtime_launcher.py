@@ -278,7 +278,7 @@ def test_a_launcher_without_a_place_says_so(
 def test_what_can_not_run_ends_the_job(
     jobs: Any, termination_log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = jobs.plan(success=Success("all_workers"))
+    plan = jobs.plan(strategy="multi_worker", workers=1, success=Success("fraction", 0.5))
     for key, value in plan.replica(RoleKind.CHIEF, 0).env.items():
         monkeypatch.setenv(key, value)
     before = signal.getsignal(signal.SIGTERM)
@@ -289,4 +289,4 @@ def test_what_can_not_run_ends_the_job(
     outcome = JobRecord.open(plan.job.output).outcome()
     assert outcome is not None
     assert outcome.failure is not None
-    assert "success rule all_workers" in outcome.failure.reason
+    assert "success rule fraction 0.5" in outcome.failure.reason

@@ -6,6 +6,7 @@ logs         the trainer's output, passed through line by line, its tail kept
 local_gang   all launchers of a plan as processes of this machine, for tests and benchmarks
 trainer      the trainer process: passive servers (ps, worker), or strategy and loop (chief, all-reduce peers)
 strategies   which strategies there are, and how each is set up
+success      workers that were given up, and whether enough are left
 loop         the training loops: in-graph (local, mirrored, multi_worker) and coordinated (parameter_server)
 steps        one training step, and K of them in one tf.function
 context      TrainerContext: what user code may know of the job it runs in
