@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ def api(platform: Platform) -> Iterator[Api]:
         platform.airflow.wait_for_dag(dag_id)
         platform.airflow.set_paused(dag_id, False)
     begun = time.monotonic()
-    with api.http:
+    with contextlib.closing(api.http):
         api.backfill()
         print(f"backfill of three months: {time.monotonic() - begun:.1f} s")
         yield api

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from trainers.job.record import Heartbeat, JobRecord
 from trainers.job.spec import RoleKind
@@ -17,11 +18,32 @@ from trainers.runtime.loop import CheckpointEvery, LeftEarly, Loop
 from trainers.runtime.strategies import SetUp
 
 
+class Remote:
+    """A RemoteValue whose closure runs when it is scheduled."""
+
+    _status = RemoteValueStatus.READY
+
+    def __init__(self, fn: Any, args: Any) -> None:
+        self._error: BaseException | None = None
+        try:
+            self._value = fn(*args)
+        except Exception as e:  # noqa: BLE001 - the closure's own, raised by fetch
+            self._error = e
+
+    def _get_error(self) -> BaseException | None:
+        return self._error
+
+    def fetch(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
 class Coordinator:
-    """ClusterCoordinator as far as the loop uses it: runs a closure when its value is fetched."""
+    """ClusterCoordinator as far as the loop uses it."""
 
     def schedule(self, fn: Any, args: Any) -> Any:
-        return type("Remote", (), {"fetch": lambda _self: fn(*args)})()
+        return Remote(fn, args)
 
 
 def server_loop(run: Any, target: int, **options: Any) -> Loop:
@@ -112,3 +134,28 @@ def test_a_parameter_server_that_is_asked_to_leave_gets_a_checkpoint(jobs: Any) 
     run._watch_for_leaving_servers()
     assert run.save_now.wait(10)
     run.stop.set()
+
+
+def test_steps_whose_worker_dies_before_it_tells_of_them_are_made_and_counted() -> None:
+    import tensorflow as tf
+
+    made: list[int] = []
+
+    class Forgetful(Remote):
+        def fetch(self) -> Any:
+            if len(made) == 2:
+                raise tf.errors.UnavailableError(None, None, "Socket closed")
+            return super().fetch()
+
+    class Losing(Coordinator):
+        def schedule(self, fn: Any, args: Any) -> Any:
+            return Forgetful(fn, args)
+
+    def run(_iterator: Any, k: Any, _told: Any) -> tuple[float, float, None]:
+        made.append(int(k))
+        return 0.5, 0.0, None
+
+    loop = server_loop(run, 40)
+    assert train_on_servers(loop, SetUp(None, workers=1, coordinator=Losing()), None, 0) == 40
+    assert sum(made) == 40
+    assert loop.progress.loss == 0.5

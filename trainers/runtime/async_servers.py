@@ -47,6 +47,11 @@ def locate(run: Any) -> Any:
     return located
 
 
+def _is_made(remote: Any) -> bool:
+    """Whether a closure ran to its end, so that only what it gave has gone with the worker that holds it."""
+    return remote._status.name == "READY" and remote._get_error() is None
+
+
 class _Share:
     """The steps of one closure, and when it was asked for."""
 
@@ -183,7 +188,16 @@ class _Lanes:
 
         loop = self._loop
         args = (self._iterator, tf.constant(share.steps, tf.int32), tf.zeros([0], tf.float32))
-        loss, waited, heard = self._coordinator.schedule(loop.run, args=args).fetch()
+        remote = self._coordinator.schedule(loop.run, args=args)
+        try:
+            loss, waited, heard = remote.fetch()
+        except tf.errors.OpError:
+            if not _is_made(remote):
+                raise
+            took = loop.clock() - share.began
+            if self._shares.finish(share, None if first else took):
+                loop.progress.advance(share.steps, None)
+            return took
         took = loop.clock() - share.began
         if loop.stragglers is not None:
             worker, seconds = heard

@@ -60,13 +60,13 @@ class Progress:
         if self.curve is not None:
             self.curve.begin_at(step)
 
-    def advance(self, steps: int, loss: float, waited: float = 0.0, busy: float = 0.0) -> None:
-        """Note finished steps, their mean loss, and of `busy` seconds those `waited` for data."""
+    def advance(self, steps: int, loss: float | None, waited: float = 0.0, busy: float = 0.0) -> None:
+        """Note finished steps, their mean loss (None: not known), and of `busy` seconds those `waited` for data."""
         with self._lock:
             now = self._clock()
             self.step += steps
             self.trained_steps += steps
-            self.loss = loss
+            self.loss = self.loss if loss is None else loss
             if self._since is not None:
                 took = max(now - self._since, 1e-6)
                 new = 1 - math.exp(-took / _SMOOTHING)
@@ -77,7 +77,7 @@ class Progress:
                 self._wait = share if self._wait is None else self._wait + 0.2 * (share - self._wait)
             self._since = now
             step = self.step
-        if self.curve is not None:
+        if self.curve is not None and loss is not None:
             self.curve.note(step, loss)
 
     def values(self) -> dict[str, float | int | str | None]:
