@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.repeats import repeated_steps
 from trainers.job import termination
 from trainers.job.failures import Failure
 from trainers.job.plan import Cluster, make_plan
@@ -204,8 +205,7 @@ class Gang(LocalGang):
 
     def repeated(self) -> list[int]:
         """The steps that the chief made again after each of its restarts, as far as heartbeats had told them."""
-        ends = [a.last_step or 0 for a in self.record.attempts("chief", 0)]
-        return [max(0, end - begin) for end, begin in zip(ends, self.resumed()[1:], strict=False)]
+        return repeated_steps(self.record, self.log("chief-0"))
 
     def leftovers(self, name: str = "") -> list[int]:
         """Processes of the job, or a replica, that still run a moment after its end."""

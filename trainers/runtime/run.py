@@ -224,7 +224,7 @@ class _Run:
             ),
         )
         log.info(
-            "%s trains %s from step %s to %s: %s, %s parameters, batch %s of %s",
+            "%s trains %s from step %s to %s: %s, %s parameters, batch %s of %s, process %s",
             self.me.replica,
             module.name,
             step,
@@ -233,6 +233,7 @@ class _Run:
             f"{sum(int(_size(v)) for v in model.trainable_variables):,}",
             ctx.batch_size,
             ctx.global_batch,
+            os.environ.get(ENV_ATTEMPT, "1"),
         )
 
         import tensorflow as tf

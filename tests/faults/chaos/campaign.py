@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.chaos.blows import Blow, Kind, Watcher, kinds_for, restarts_chief, stall_of, strike
+from tests.faults.repeats import repeated_steps
 from trainers.job.errors import TrainyardError
 from trainers.job.plan import Cluster, make_plan
 from trainers.job.ports import free_ports
@@ -170,7 +171,7 @@ class Campaign:
         report = JobReport(
             output.name,
             arrived,
-            _repeated(gang),
+            repeated_steps(gang.record, logs.get("chief-0", "")),
             time.monotonic() - began,
             len(leftovers(output, patience=5.0)),
             why,
@@ -234,11 +235,3 @@ class Campaign:
 
 class Lost(Exception):
     """A job stands still."""
-
-
-def _repeated(gang: LocalGang) -> list[int]:
-    """Steps that the chief made again after each of its restarts."""
-    log = (gang.logs / "chief-0.log").read_text(errors="replace")
-    begun = [int(step) for step in re.findall(r"^chief-0 trains \S+ from step (\d+)", log, re.MULTILINE)]
-    reached = [a.last_step for a in gang.record.attempts("chief", 0) if a.last_step is not None]
-    return [max(0, last - first) for last, first in zip(reached, begun[1:], strict=False)]
