@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="keep jobs and logs here (default: a temporary folder)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table between FILE's marks")
     options = parser.parse_args(argv)
+    if options.markdown and not options.markdown.is_file():
+        parser.error(f"no file {options.markdown}")  # now, and not after all the minutes
     # Asked to leave, it ends its gangs first.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     strategies = [name for name in options.strategy or STRATEGIES if runnable(name)]
