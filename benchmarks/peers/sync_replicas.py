@@ -12,18 +12,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from peer_options import peer_parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--manifest", "--model"):
-        parser.add_argument(name, required=True)
-    for name in ("--batch", "--windows"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser = peer_parser(__doc__)
     parser.add_argument("--ports", default="")
     parser.add_argument("--role", default="")
     options = parser.parse_args()

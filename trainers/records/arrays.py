@@ -13,7 +13,6 @@ Headers are checked against the files' sizes. Arrays of Python objects are refus
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import re
@@ -25,11 +24,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainers.records.errors import ColumnError, SourceEmpty, SourceUnreadable
-from trainers.records.files import SourceFile
+from trainers.records.files import SourceFile, read_errors
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import Batch
 
 __all__ = ["KEY", "ArrayPairs"]
+
+_HINT = "copy the file again"
 
 KEY = "key"
 _DATA = {"images": "image", "image": "image", "x": "x", "data": "data", "features": "features"}
@@ -135,7 +136,7 @@ class ArrayPairs:
         """The examples of a unit."""
         for pair, first, end in self._parts[unit::units]:
             step = max(1, min(batch_rows, _BATCH_BYTES // max(1, pair.data.row_bytes)))
-            with _reading(pair.data.file), _reading(pair.labels.file):
+            with read_errors(pair.data.file, _HINT), read_errors(pair.labels.file, _HINT):
                 both = zip(pair.data.rows(first, end, step), pair.labels.rows(first, end, step), strict=True)
                 for examples, labels in both:
                     numbers = np.arange(first + 1, first + 1 + len(examples))
@@ -228,21 +229,10 @@ def _pairs(source: str, files: Sequence[SourceFile]) -> list[_Pair]:
     return pairs
 
 
-@contextlib.contextmanager
-def _reading(file: SourceFile) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowInvalid) as e:
-        file.check_unchanged()
-        raise SourceUnreadable(
-            file.location, f"can't be read: {str(e).splitlines()[0]}", hint="copy the file again"
-        ) from e
-
-
 def _header(file: SourceFile) -> Array:
     if not file.size:
         raise SourceEmpty(f"{file.location} is empty", hint="remove it, or wait until it is written")
-    with _reading(file), file.stream() as stream:
+    with read_errors(file, _HINT), file.stream() as stream:
         try:
             array = _npy(file, stream) if file.kind_suffix == ".npy" else _idx(file, stream)
         except (ValueError, EOFError) as e:

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from trainers.records.errors import SourceChanged, SourceMissing, SourceUnreachable, SourceUnreadable
 
-__all__ = ["COMPRESSED", "SourceFile", "filesystem", "remote_errors", "version_of"]
+__all__ = ["COMPRESSED", "SourceFile", "filesystem", "read_errors", "remote_errors", "version_of"]
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}  # by the last suffix, as Arrow names them
 
@@ -187,6 +187,16 @@ class SourceFile:
             _staged[key] = path
             self.check_unchanged()
         return _staged[key]
+
+
+@contextlib.contextmanager
+def read_errors(file: SourceFile, hint: str) -> Iterator[None]:
+    """Around reading a file: SourceUnreadable for what goes wrong, SourceChanged where the file is another by now."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as e:
+        file.check_unchanged()
+        raise SourceUnreadable(file.location, f"can't be read: {str(e).splitlines()[0]}", hint=hint) from e
 
 
 def filesystem(location: str) -> tuple[Any, str]:

@@ -148,13 +148,7 @@ def string_lookup(
     """
     import keras
 
-    known = _known(records, feature, "string", cut)
-    return keras.layers.StringLookup(
-        vocabulary=list(known.values),
-        num_oov_indices=oov,
-        output_mode=output_mode,
-        name=f"{known.feature}_index",
-    )
+    return _lookup(keras.layers.StringLookup, _known(records, feature, "string", cut), output_mode, oov)
 
 
 def integer_lookup(
@@ -163,8 +157,11 @@ def integer_lookup(
     """Integers to indices, as `string_lookup`; for codes and ids of up to 2,048 different values."""
     import keras
 
-    known = _known(records, feature, "int64", cut)
-    return keras.layers.IntegerLookup(
+    return _lookup(keras.layers.IntegerLookup, _known(records, feature, "int64", cut), output_mode, oov)
+
+
+def _lookup(layer: Any, known: Vocabulary, output_mode: str, oov: int) -> Any:
+    return layer(
         vocabulary=list(known.values),
         num_oov_indices=oov,
         output_mode=output_mode,

@@ -9,7 +9,6 @@ the schema says, goes to the quarantine; a damaged frame is an error, since what
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from trainers.records.errors import ColumnError, SourceEmpty, SourceUnreadable
-from trainers.records.files import SourceFile
+from trainers.records.files import SourceFile, read_errors
 from trainers.records.frames import HEAD, Damage, masked_crc, read_frames
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import Batch, Reject
@@ -178,25 +177,16 @@ class Examples:
 
 def _records(file: SourceFile) -> Iterator[bytes]:
     """The records of a file; SourceUnreadable where it is damaged."""
-    with contextlib.ExitStack() as stack:
-        try:
-            raw = stack.enter_context(file.stream())
-            compression = "" if file.compression else _compression(file)
-            known = None if file.compression else file.size
-            for number, frame in enumerate(read_frames(raw, compression, known)):
-                if isinstance(frame, Damage):
-                    file.check_unchanged()
-                    raise SourceUnreadable(
-                        file.location,
-                        f"is damaged at record {number}, byte {frame.offset}: {frame.problem}",
-                        hint="write the file again",
-                    )
-                yield frame
-        except (OSError, pa.ArrowInvalid) as e:
-            file.check_unchanged()
-            raise SourceUnreadable(
-                file.location, f"can't be read: {str(e).splitlines()[0]}", hint="write the file again"
-            ) from e
+    hint = "write the file again"
+    with read_errors(file, hint), file.stream() as raw:
+        compression = "" if file.compression else _compression(file)
+        known = None if file.compression else file.size
+        for number, frame in enumerate(read_frames(raw, compression, known)):
+            if isinstance(frame, Damage):
+                file.check_unchanged()
+                problem = f"is damaged at record {number}, byte {frame.offset}: {frame.problem}"
+                raise SourceUnreadable(file.location, problem, hint=hint)
+            yield frame
 
 
 def _compression(file: SourceFile) -> str:
