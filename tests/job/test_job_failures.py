@@ -83,8 +83,9 @@ REASONS = {
     "PREEMPTED": [
         *("Evicted", "Preempting", "Preempted", "PreemptionByScheduler", "DeletionByTaintManager"),
         *("EvictionByEvictionAPI", "TerminationByKubelet", "NodeShutdown", "Terminated", "Shutdown"),
+        *("DeletionByPodGC", "NodeLost", "Unknown", "ContainerStatusUnknown"),
     ],
-    "INFRA": ["DeletionByPodGC", "NodeLost", "KubeletRestarted", "UnexpectedAdmissionError"],
+    "INFRA": ["KubeletRestarted", "UnexpectedAdmissionError"],
     "STALLED": ["DeadlineExceeded"],
     "QUOTA": ["OutOfcpu", "OutOfmemory", "Unschedulable", "FailedScheduling"],
     "CONFIG": [

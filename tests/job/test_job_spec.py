@@ -11,6 +11,7 @@ import pytest
 from trainers.job.errors import InvalidSpec
 from trainers.job.failures import FailureClass
 from trainers.job.spec import (
+    LAUNCHER_COMMAND,
     Budgets,
     Resources,
     RestartPolicy,
@@ -24,6 +25,7 @@ from trainers.job.spec import (
 )
 
 PS = Strategy("parameter_server")
+CUSTOM = Strategy("custom")
 CHIEF = Role(RoleKind.CHIEF)
 
 
@@ -74,9 +76,21 @@ REFUSED = [
     (lambda: Role("evaluator", 2), "evaluator.replicas", "be 1"),
     (lambda: Role("worker", 2, min_replicas=3), "worker.min_replicas", "be from 1 to 2"),
     (lambda: Role("worker", 2, min_replicas=0), "worker.min_replicas", "be from 1 to 2"),
-    (lambda: Role("ps", command="python -m x"), "ps.command", "be a list of at least one word"),
-    (lambda: Role("ps", command=()), "ps.command", "be a list of at least one word"),
-    (lambda: Role("ps", command=(1,)), "ps.command", "be a list of at least one word"),
+    (lambda: Role("ps", command="python -m x"), "ps.command", "be a list of words"),
+    (lambda: Role("ps", command=("",)), "ps.command", "be a list of words"),
+    (lambda: Role("ps", command=(1,)), "ps.command", "be a list of words"),
+    (lambda: job(roles=(Role("chief", command=["x"]),)), "chief.command", "be left out unless"),
+    (lambda: TrainingJob("x", strategy=CUSTOM), "chief.command", "be given with strategy custom"),
+    (lambda: TrainingJob("x", "a", strategy=CUSTOM), "trainer", "be empty where roles have commands"),
+    (
+        lambda: TrainingJob(
+            "x", strategy=CUSTOM, roles=(Role("chief", command=["x"]), Role("evaluator", command=["x"]))
+        ),
+        "roles",
+        "with strategy custom",
+    ),
+    (lambda: standard_roles(CUSTOM, command={"boss": ["x"]}), "command", "name default, chief"),
+    (lambda: standard_roles(CUSTOM, image={"boss": "x"}), "image", "name default, chief"),
     (lambda: Role("ps", env={"A-B": "1"}), "ps.env", "have names of letters, digits and _"),
     (lambda: Role("ps", env={"A": 1}), "ps.env.A", "be text"),
     (lambda: Role("ps", env="A=1"), "ps.env", "be a mapping"),
@@ -126,7 +140,8 @@ REFUSED = [
         "strategy.backup_workers",
         "be below the number of workers",
     ),
-    (lambda: TrainingJob.from_dict({"name": "x"}), "job.trainer", "be given"),
+    (lambda: TrainingJob.from_dict({"trainer": "x"}), "job.name", "be given"),
+    (lambda: TrainingJob.from_dict({"name": "x"}), "trainer", "be a dotted module name"),
     (lambda: TrainingJob.from_dict({"name": "x", "trainer": "a", "gpus": 2}), "job", "have no fields but"),
     (lambda: TrainingJob.from_dict([]), "job", "be a JSON object"),
     (lambda: TrainingJob.from_dict({"name": "x", "trainer": "a", "roles": {}}), "roles", "be a list"),
@@ -166,7 +181,9 @@ JOBS = [
         output="/jobs/1",
         warm_start="/jobs/0",
     ),
-    job(roles=(Role("chief", image="img", command=["python", "x.py"], env={"A": "b"}),)),
+    TrainingJob(
+        "x", strategy=CUSTOM, roles=(Role("chief", image="img", command=["python", "x.py"], env={"A": "b"}),)
+    ),
 ]
 
 
@@ -176,6 +193,33 @@ def test_json_and_copies_change_nothing(value):
     # Airflow deep-copies operators with what they hold; multiprocessing pickles.
     assert copy.deepcopy(value) == value
     assert pickle.loads(pickle.dumps(value)) == value
+
+
+def test_a_record_of_before_commands_is_read():
+    data = job().to_dict()
+    data["roles"][0]["command"] = list(LAUNCHER_COMMAND)
+    assert TrainingJob.from_dict(data) == job()
+
+
+def test_commands_and_images_by_role():
+    commands = {"default": ["train"], "ps": ["serve"]}
+    roles = standard_roles(CUSTOM, workers=2, ps=1, command=commands, image={"default": "a", "ps": "b"})
+    assert [(r.kind.value, r.replicas, r.command, r.image) for r in roles] == [
+        ("chief", 1, ("train",), "a"),
+        ("worker", 2, ("train",), "a"),
+        ("ps", 1, ("serve",), "b"),
+    ]
+    # The form has one parameter server; a command for all is none for it.
+    assert [r.kind.value for r in standard_roles(CUSTOM, workers=1, ps=1, command=["train"])] == [
+        "chief",
+        "worker",
+    ]
+
+
+def test_a_custom_jobs_arguments_are_its_commands_own():
+    args = {"devices": "cuda", "steps": "many"}
+    custom = TrainingJob("x", strategy=CUSTOM, roles=(Role("chief", command=["x"]),), args=args)
+    assert dict(custom.args) == args
 
 
 def test_a_strategy_from_its_bare_name():

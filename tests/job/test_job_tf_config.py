@@ -12,7 +12,7 @@ from trainers.job.errors import InvalidSpec
 from trainers.job.spec import RoleKind, Strategy, StrategyKind, TrainingJob, standard_roles
 from trainers.job.tf_config import cluster_spec, tf_config
 
-CLUSTERED = (StrategyKind.PARAMETER_SERVER, StrategyKind.MULTI_WORKER)
+CLUSTERED = (StrategyKind.PARAMETER_SERVER, StrategyKind.MULTI_WORKER, StrategyKind.CUSTOM)
 HOSTS = ("127.0.0.1", "[::1]", "[2001:db8::17]", "10.0.0.7", "{kind}-{i}.gang.ns.svc", "{kind}-{i}")
 
 
@@ -23,6 +23,9 @@ def jobs(draw, kinds=tuple(StrategyKind)):
     counts = {"workers": draw(st.integers(least, 5)), "ps": draw(st.integers(least, 3))}
     sync = kind is StrategyKind.PARAMETER_SERVER and draw(st.booleans())
     strategy = Strategy(kind, sync=sync)
+    if kind is StrategyKind.CUSTOM:
+        roles = standard_roles(strategy, command={"default": ["a"], "ps": ["b"]}, **counts)
+        return TrainingJob("job", strategy=strategy, roles=roles)
     roles = standard_roles(strategy, evaluator=draw(st.booleans()), **counts)
     return TrainingJob("job", "module", strategy=strategy, roles=roles)
 

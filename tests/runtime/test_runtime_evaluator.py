@@ -55,7 +55,7 @@ def test_checkpoints_are_evaluated_as_they_come(digits_jobs: Any, tmp_path: Path
     evaluator_of(plan, sleep=next_checkpoint).run()
     found = evaluations(record.folder)
     assert [evaluation.step for evaluation in found] == [100, 300]
-    assert all(set(e.metrics) == {"accuracy", "loss"} and e.examples == 364 for e in found)
+    assert all({"accuracy", "loss", "brier"} <= set(e.metrics) and e.examples == 364 for e in found)
     assert found[1].metrics["accuracy"] > 0.9
     assert found[1].metrics["loss"] < found[0].metrics["loss"]
     beat = record.heartbeat("evaluator", 0)
@@ -77,7 +77,9 @@ def test_the_same_figures_as_evaluation_after_training(digits_jobs: Any, digits_
     after = main({"job": str(record.folder), "manifest": str(digits_manifest)})
     (found,) = evaluations(record.folder)
     assert found.step == 60
-    assert found.metrics == pytest.approx(after["metrics"])
+    # All that are means of the examples; those of the whole take longer, and are left to the end.
+    assert found.metrics == pytest.approx({name: after["metrics"][name] for name in found.metrics})
+    assert set(after["metrics"]) - set(found.metrics) == {"macro_f1", "ece"}
     assert found.examples == after["examples"]
 
 

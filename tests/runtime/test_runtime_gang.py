@@ -47,7 +47,7 @@ def test_a_gang_runs_to_its_end(jobs: Any) -> None:
     assert result.outcome is not None
     assert (result.outcome.state, result.outcome.step) == (JobState.SUCCEEDED, 3)
     assert 0 < result.seconds < 30
-    assert (Path(plan.job.output) / "logs" / "chief-0.log").read_text() == "chief word\n"
+    assert (Path(plan.job.output) / "pods" / "chief-0.log").read_text() == "chief word\n"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from trainers.job.record import Attempt, Heartbeat, JobRecord, JobState
 from trainers.job.spec import RoleKind
 from trainers.runtime.blame import blame
 from trainers.runtime.ends import MemoryKills
+from trainers.runtime.message_files import MessageFiles
 from trainers.runtime.restarts import back_off_of, counted, saved_step
 
 
@@ -184,12 +183,15 @@ def test_what_killed_processes_left_is_removed_at_the_next_start(jobs: Any, tmp_
     record.beat(Heartbeat("chief", 0))
     half = record.folder / "heartbeats" / ".chief-0.json.123.abcd.tmp"
     half.write_text("{")
-    fd, said = tempfile.mkstemp(prefix=f"trainyard-{plan.gang}-chief-0-1-", suffix=".json")
-    os.close(fd)
+    messages = MessageFiles(record.folder, plan.gang, "chief-0")
+    said = messages.new(1)
+    of_another_platform = MessageFiles(tmp_path / "elsewhere", plan.gang, "chief-0").new(1)
     assert Run(plan, "done()", log=tmp_path / "log")() == 0
     assert not half.exists()
-    assert not Path(said).exists()
-    assert list(Path(tempfile.gettempdir()).glob(f"trainyard-{plan.gang}-chief-0-*")) == []
+    assert not said.exists()
+    assert messages.left() == []
+    assert of_another_platform.exists()
+    of_another_platform.unlink()
 
 
 def test_a_failure_without_a_step_says_so() -> None:

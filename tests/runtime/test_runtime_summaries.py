@@ -75,7 +75,7 @@ def test_a_run_in_one_process(digits_jobs: Any) -> None:
     assert any("logits" in node.name for node in found.Graph().node)
 
     after = read(summary_folder(record.folder, "eval"))
-    assert set(after.Tags()["scalars"]) == {"loss", "accuracy"}
+    assert {"loss", "accuracy"} <= set(after.Tags()["scalars"])
     assert values(after, "accuracy")[330] > 0.9
 
 

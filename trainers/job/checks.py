@@ -12,7 +12,7 @@ from typing import Any
 
 from trainers.job.errors import InvalidSpec
 
-__all__ = ["check", "frozen_map", "is_number", "is_whole", "json_map", "members", "sequence"]
+__all__ = ["check", "frozen_map", "is_number", "is_whole", "json_map", "members", "sequence", "spec_fields"]
 
 
 def check(ok: bool, field: str, must: str, got: object, hint: str = "") -> None:
@@ -67,6 +67,16 @@ def members(cls: type[Any], data: Any, field: str) -> dict[str, Any]:
         if f.default is missing and f.default_factory is missing:
             check(f.name in data, f"{field}.{f.name}", "be given", None)
     return dict(data)
+
+
+def spec_fields(cls: type[Any], spec: Mapping[str, Any], needed: Sequence[str]) -> dict[str, Any]:
+    """The fields of a step's spec that become a `cls`; InvalidSpec for unknown ones, or empty ones of `needed`."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(spec) - known)
+    check(not unknown, "spec", f"have no fields but {', '.join(sorted(known))}", unknown)
+    missing = [name for name in needed if not spec.get(name)]
+    check(not missing, "spec", f"have {', '.join(missing)}", sorted(spec))
+    return dict(spec)
 
 
 def sequence(field: str, value: Any) -> Sequence[Any]:

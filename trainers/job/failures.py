@@ -119,8 +119,10 @@ KUBERNETES_REASONS: Mapping[str, FailureClass] = {
     "DeletionByTaintManager": FailureClass.PREEMPTED,  # DisruptionTarget: the node got a NoExecute taint
     "EvictionByEvictionAPI": FailureClass.PREEMPTED,  # DisruptionTarget: drained
     "TerminationByKubelet": FailureClass.PREEMPTED,  # DisruptionTarget: node pressure or graceful shutdown
-    "DeletionByPodGC": FailureClass.INFRA,  # the pod's node is gone
-    "NodeLost": FailureClass.INFRA,  # the node stopped answering
+    "DeletionByPodGC": FailureClass.PREEMPTED,  # the pod's node is gone, which is no fault of the job's
+    "NodeLost": FailureClass.PREEMPTED,  # the node stopped answering
+    "Unknown": FailureClass.PREEMPTED,  # the node came back and knows no more of the container, as containerd says it
+    "ContainerStatusUnknown": FailureClass.PREEMPTED,  # the same, as newer kubelets say it
     "NodeShutdown": FailureClass.PREEMPTED,  # the node is going down in good order
     "Terminated": FailureClass.PREEMPTED,  # graceful node shutdown, as Kubernetes 1.20-1.24 says it
     "Shutdown": FailureClass.PREEMPTED,  # the same, 1.20
@@ -180,12 +182,15 @@ def exit_code_of(failure_class: FailureClass) -> int:
     return EXIT_CODES[failure_class]
 
 
+_LISTS = ("log_tail", "events")
+
+
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """One failure, as the record keeps it and the card shows it.
 
     `reason` is one sentence; `detail` holds the user's own traceback where there is one; `log_tail` the last
-    lines of the replica's log; `last_step` counts finished steps.
+    lines of the replica's log; `events` what the cluster said of the pod; `last_step` counts finished steps.
     """
 
     failure_class: FailureClass
@@ -199,6 +204,7 @@ class Failure:
     detail: str = ""
     log_tail: tuple[str, ...] = ()
     hint: str = ""
+    events: tuple[str, ...] = ()
 
     @property
     def replica(self) -> str:
@@ -214,7 +220,8 @@ class Failure:
         """A JSON value with every field that says something; the class under "class"."""
         data = dataclasses.asdict(self)
         data["class"] = str(data.pop("failure_class"))
-        data["log_tail"] = list(self.log_tail)
+        for name in _LISTS:
+            data[name] = list(getattr(self, name))
         return {key: value for key, value in data.items() if value not in (None, "", [])} | {
             "reason": self.reason
         }
@@ -222,10 +229,11 @@ class Failure:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
         """The failure of `to_dict`; fields this version does not know are left out."""
-        known = {field.name for field in dataclasses.fields(cls)} - {"failure_class", "log_tail"}
+        known = {field.name for field in dataclasses.fields(cls)} - {"failure_class", *_LISTS}
         return cls(
             failure_class=FailureClass(data["class"]),
             log_tail=tuple(data.get("log_tail", ())),
+            events=tuple(data.get("events", ())),
             **{key: value for key, value in data.items() if key in known},
         )
 
@@ -249,6 +257,7 @@ class Failure:
         lines = [head, *(f"  {name + ':':<12}{value}" for name, value in rows)]
         for name, text in (
             ("traceback", self.detail.rstrip().splitlines()),
+            ("events", list(self.events)),
             ("log tail", list(self.log_tail)),
         ):
             if text:

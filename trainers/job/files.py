@@ -1,21 +1,37 @@
-"""Writing small files so that a reader never sees half of one."""
+"""Writing small files so that a reader never sees half of one; making files durable, and digests of them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from trainers.job.shared import shared
 
 __all__ = [
     "append_json_line",
     "create_json",
     "read_json",
     "read_json_lines",
+    "sha256_of_file",
+    "share_with_group",
+    "sync_path",
     "write_bytes",
     "write_json",
 ]
+
+
+def share_with_group(environ: Mapping[str, str] | None = None) -> None:
+    """Let the group write what this process makes, where TRAINYARD_FS_GROUP says that storage is shared by a group.
+
+    Pods and Airflow's tasks are different users there, and go on with each other's folders.
+    """
+    if (os.environ if environ is None else environ).get("TRAINYARD_FS_GROUP"):
+        os.umask(0o002)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -33,14 +49,22 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON value atomically."""
-    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+    write_bytes(path, _encoded(value))
+
+
+def _encoded(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def create_json(path: Path, value: Any) -> bool:
     """Write a JSON value only if `path` is not there yet; False when somebody else was first.
 
-    A hard link is the test-and-set: of many writers one wins, and no reader sees half of its file.
+    A hard link is the test-and-set: of many writers one wins, and no reader sees half of its file. Where pods share
+    no folder, their object store's conditional write is (`trainers.job.shared`).
     """
+    decider = shared()
+    if decider is not None:
+        return decider.create(path, _encoded(value))
     temp = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     write_json(temp, value)
     try:
@@ -71,6 +95,24 @@ def append_json_line(path: Path, value: Any) -> None:
         f.write(line)  # one write at the end of the file: lines of two writers don't mix
         f.flush()
         os.fsync(f.fileno())
+
+
+def sync_path(path: Path) -> None:
+    """Make a file's content, or the names in a folder, outlive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while chunk := f.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

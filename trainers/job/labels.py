@@ -6,8 +6,14 @@ import hashlib
 import re
 
 __all__ = [
+    "ANNOTATION_JOB",
+    "ENV_ADDRESS",
+    "ENV_CHECKPOINTS",
+    "ANNOTATION_LIFE",
     "ENV_INDEX",
     "ENV_JOB",
+    "ENV_PROGRESS",
+    "ENV_RESULT",
     "ENV_ROLE",
     "ENV_TERMINATION_LOG",
     "LABEL_COMPONENT",
@@ -29,10 +35,16 @@ LABEL_GANG = "trainyard.io/gang"
 LABEL_ROLE = "trainyard.io/role"
 LABEL_INDEX = "trainyard.io/index"
 MANAGED_BY = "trainyard"
+ANNOTATION_JOB = "trainyard.io/job"  # the job's folder, on its pods and Service
+ANNOTATION_LIFE = "trainyard.io/life"  # of a task: somebody who clears it begins another
 
 ENV_JOB = "TRAINYARD_JOB"  # the job's folder
 ENV_ROLE = "TRAINYARD_ROLE"
 ENV_INDEX = "TRAINYARD_INDEX"
+ENV_ADDRESS = "TRAINYARD_ADDRESS"  # "host:port" of a replica that runs a command
+ENV_CHECKPOINTS = "TRAINYARD_CHECKPOINTS"  # the folder for its checkpoints
+ENV_PROGRESS = "TRAINYARD_PROGRESS"  # a file for its signs of life
+ENV_RESULT = "TRAINYARD_RESULT"  # a file for what came out
 ENV_TERMINATION_LOG = (
     "TRAINYARD_TERMINATION_LOG"  # where to write the termination message, if not /dev/termination-log
 )

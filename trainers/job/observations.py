@@ -1,7 +1,7 @@
 """What is seen of a job beside its training: evaluations of its checkpoints, and warnings that end nothing.
 
     evaluations.jsonl     {"step": 400, "metrics": {"accuracy": 0.97}, "examples": 360, "seconds": 0.4, "at": ...}
-    warnings.jsonl        {"by": "evaluator-0", "text": "...", "at": ...}
+    warnings/BY.jsonl     {"by": "evaluator-0", "text": "...", "at": ...}, a file for each who warns
 
 Lines of JSON in the job's folder, each written whole and synced to the disk; a line that a killed writer left half
 written is passed over.
@@ -27,6 +27,8 @@ __all__ = [
     "evaluations_path",
     "warnings",
 ]
+
+_WARNINGS = "warnings"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +83,21 @@ def evaluations(folder: Path | str) -> list[Evaluation]:
 
 
 def add_warning(folder: Path | str, by: str, text: str) -> None:
-    """Append a warning."""
-    append_json_line(Path(folder) / "warnings.jsonl", _dated(Remark(by, text)))
+    """Append a warning; `by` is a replica's name.
+
+    Each has a file of its own: files of several writers could not be copied to an object store and back.
+    """
+    path = Path(folder) / _WARNINGS / f"{by}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    append_json_line(path, _dated(Remark(by, text)))
 
 
 def warnings(folder: Path | str) -> list[Remark]:
     """All warnings of a job, oldest first."""
-    lines = read_json_lines(Path(folder) / "warnings.jsonl")
-    return [_read_as(Remark, line) for line in lines if {"by", "text"} <= set(line)]
+    files = sorted((Path(folder) / _WARNINGS).glob("*.jsonl"))
+    lines = [line for path in files for line in read_json_lines(path) if {"by", "text"} <= set(line)]
+    found: list[Remark] = [_read_as(Remark, line) for line in lines]
+    return sorted(found, key=lambda remark: remark.at)
 
 
 def _dated(value: Evaluation | Remark) -> dict[str, Any]:

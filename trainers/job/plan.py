@@ -8,17 +8,21 @@ print(plan.describe())
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainers.job import labels
 from trainers.job.errors import InvalidSpec
-from trainers.job.spec import Resources, RoleKind, TrainingJob
+from trainers.job.pod_overlay import merge_pod_overlays
+from trainers.job.spec import LAUNCHER_COMMAND, Resources, RoleKind, TrainingJob
 from trainers.job.tf_config import tf_config
+from trainers.job.world import world_env
 
 __all__ = ["Cluster", "Plan", "ReplicaPlan", "make_plan"]
 
 PORT = 2222  # TensorFlow's customary one
+_LONGEST = 120  # characters of a command in a table
 _ORDER = (RoleKind.PS, RoleKind.WORKER, RoleKind.CHIEF, RoleKind.EVALUATOR)
 
 
@@ -48,7 +52,10 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaPlan:
-    """One replica: its pod's name, its address, what it runs and what it is told."""
+    """One replica: its pod's name, its address, what it runs and what it is told; `pod` is laid over its pod.
+
+    `command` is the pod's, the launcher; what a launcher of strategy `custom` runs is in the job's role.
+    """
 
     role: RoleKind
     index: int
@@ -62,6 +69,7 @@ class ReplicaPlan:
     labels: Mapping[str, str]
     resources: Resources
     tf_config: Mapping[str, Any]
+    pod: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def replica(self) -> str:
@@ -78,6 +86,7 @@ class ReplicaPlan:
             "labels": dict(self.labels),
             "resources": self.resources.to_dict(),
             "tf_config": dict(self.tf_config),
+            "pod": dict(self.pod),
         }
 
     @classmethod
@@ -95,13 +104,21 @@ class ReplicaPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All replicas of one job, parameter servers first, and the name of their headless Service."""
+    """All replicas of one job, parameter servers first, and the name of their headless Service.
+
+    The replicas of the roles in `indexed` are the pods of one Indexed Job a role, the others are a pod each.
+    """
 
     job: TrainingJob
     gang: str
     namespace: str
     cluster: str
     replicas: tuple[ReplicaPlan, ...]
+    indexed: tuple[RoleKind, ...] = ()
+
+    def job_name(self, kind: RoleKind) -> str:
+        """The name of the Indexed Job of a role in `indexed`."""
+        return f"{self.gang}-{kind}"
 
     def role(self, kind: RoleKind) -> tuple[ReplicaPlan, ...]:
         """The replicas of one kind, in order of index."""
@@ -123,6 +140,7 @@ class Plan:
                 "name": self.gang,
                 "namespace": self.namespace,
                 "labels": {labels.LABEL_MANAGED_BY: labels.MANAGED_BY, labels.LABEL_GANG: self.gang},
+                "annotations": {labels.ANNOTATION_JOB: self.job.output},
             },
             "spec": {
                 "clusterIP": "None",
@@ -140,6 +158,7 @@ class Plan:
             "namespace": self.namespace,
             "cluster": self.cluster,
             "replicas": [replica.to_dict() for replica in self.replicas],
+            **({"indexed": [kind.value for kind in self.indexed]} if self.indexed else {}),
         }
 
     @classmethod
@@ -151,12 +170,14 @@ class Plan:
             data["namespace"],
             data["cluster"],
             tuple(ReplicaPlan.from_dict(replica) for replica in data["replicas"]),
+            tuple(RoleKind(kind) for kind in data.get("indexed", ())),
         )
 
     def describe(self) -> str:
         """A table for people: a line a replica."""
         rows = [("REPLICA", "ADDRESS", "CPU", "MEMORY", "GPU", "COMMAND")]
         for r in self.replicas:
+            role = self.job.role(r.role)
             rows.append(
                 (
                     r.replica,
@@ -164,7 +185,7 @@ class Plan:
                     f"{r.resources.cpu:g}",
                     r.resources.memory,
                     str(r.resources.gpu),
-                    " ".join(r.command),
+                    _one_line((role.command if role else ()) or r.command),
                 )
             )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -174,7 +195,17 @@ class Plan:
         ]
         where = f"gang {self.gang} in namespace {self.namespace} ({self.cluster})"
         head = f"job {self.job.name}: {self.job.strategy.kind}, {where}"
-        return "\n".join([head, *table])
+        jobs = [
+            f"{kind}-0 to {kind}-{len(self.role(kind)) - 1} are the pods of the Indexed Job {self.job_name(kind)}"
+            for kind in self.indexed
+        ]
+        return "\n".join([head, *table, *jobs])
+
+
+def _one_line(command: Sequence[str]) -> str:
+    """A command as a shell would take it, its line breaks shown; long ones cut."""
+    text = shlex.join(command).replace("\n", "\\n")
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def make_plan(
@@ -185,16 +216,22 @@ def make_plan(
     env: Mapping[str, str] | None = None,
     extra_labels: Mapping[str, str] | None = None,
     image: str = "",
+    indexed_above: int = 0,
 ) -> Plan:
     """The plan of `job` on `cluster`.
 
     `gang` names the Service and stems the pods' names; `env` goes to every replica (no secrets: a plan is
-    printed and stored); `image` serves roles that name none. Raises InvalidSpec when the cluster has too few
-    ports or the gang's name is no DNS label.
+    printed and stored); `image` serves roles that name none. A role of more than `indexed_above` replicas is one
+    Indexed Job, which the cluster must have (0: none is). Raises InvalidSpec when the cluster has too few ports or
+    the gang's name is no DNS label.
     """
     if labels.dns_label(gang, limit=40) != gang:
         raise InvalidSpec("gang", "be a DNS label of at most 40 characters", gang)
     wanted = [(kind, index) for kind in _ORDER for index in range(job.replicas(kind))]
+    indexed = tuple(kind for kind in _ORDER if 0 < indexed_above < job.replicas(kind))
+    names = {(kind, index): f"{gang}-{kind}-{index}" for kind, index in wanted}
+    # An Indexed Job calls its pods' hosts by its own name.
+    hosts = {k: names[k] if k[0] in indexed else f"{k[0]}-{k[1]}" for k in wanted}
     if cluster.kind == "process" and len(cluster.ports) < len(wanted):
         raise InvalidSpec("cluster.ports", f"be {len(wanted)} or more", list(cluster.ports))
     where = {}
@@ -202,24 +239,29 @@ def make_plan(
         if cluster.kind == "process":
             where[kind, index] = f"{cluster.host}:{cluster.ports[number]}"
         else:
-            where[kind, index] = f"{kind}-{index}.{gang}.{cluster.namespace}.svc:{PORT}"
+            where[kind, index] = f"{hosts[kind, index]}.{gang}.{cluster.namespace}.svc:{PORT}"
     addresses = {kind: [where[k, i] for k, i in wanted if k is kind] for kind in _ORDER}
+    # Kueue knows a Job as a whole, and the other pods of the gang as a group.
+    alone, in_jobs = job.placement, dataclasses.replace(job.placement, queue="")
+    grouped = sum(kind not in indexed for kind, _ in wanted)
     replicas = []
     for kind, index in wanted:
+        placement = in_jobs if kind in indexed else alone
         role = job.role(kind)
         assert role is not None
         replicas.append(
             ReplicaPlan(
                 role=kind,
                 index=index,
-                name=f"{gang}-{kind}-{index}",
-                hostname=f"{kind}-{index}",
+                name=names[kind, index],
+                hostname=hosts[kind, index],
                 subdomain=gang,
                 address=where[kind, index],
                 image=role.image or image,
-                command=role.command,
+                command=LAUNCHER_COMMAND,
                 env={
                     **(env or {}),
+                    **world_env(job, kind, index, addresses),
                     **role.env,
                     labels.ENV_JOB: job.output,
                     labels.ENV_ROLE: kind.value,
@@ -227,6 +269,7 @@ def make_plan(
                 },
                 labels={
                     **(extra_labels or {}),
+                    **placement.labels(gang),
                     labels.LABEL_MANAGED_BY: labels.MANAGED_BY,
                     labels.LABEL_GANG: gang,
                     labels.LABEL_ROLE: kind.value,
@@ -234,6 +277,7 @@ def make_plan(
                 },
                 resources=role.resources,
                 tf_config=tf_config(job, kind, index, addresses),
+                pod=merge_pod_overlays(placement.overlay(gang, grouped), role.pod),
             )
         )
-    return Plan(job, gang, cluster.namespace, cluster.kind, tuple(replicas))
+    return Plan(job, gang, cluster.namespace, cluster.kind, tuple(replicas), indexed)

@@ -6,12 +6,14 @@
     generations/0002.json          each restart of the gang, with who asked for it and why
     attempts/worker-1-0002.json    each process that a launcher started, and how it ended
     heartbeats/worker-1.json       the latest sign of life of each replica
+    places/worker-1.json           the launcher that has the replica's place; one of before leaves
     times/0001.json                when each process of the chief came to what (`trainers.job.times`)
     checkpoints/                   TensorFlow checkpoints
+    logs/worker-1.log              what each replica printed (`trainers.job.replica_log`)
     stacks/                        stack dumps of replicas that stood still
     workers.json                   what each worker of a parameter server has done, as the chief knows it
     evaluations.jsonl              what an evaluator found of each checkpoint (`trainers.job.observations`)
-    warnings.jsonl                 what went wrong without ending the job
+    warnings/worker-1.jsonl        what went wrong without ending the job
     given_up/worker-1.json         a worker whose restarts are used up (`trainers.runtime.success`)
     history/0001/                  what was there before the job was opened again
 
@@ -32,6 +34,7 @@ from trainers.job.errors import MissingRecord, RecordConflict
 from trainers.job.failures import Failure
 from trainers.job.files import create_json, read_json, write_json
 from trainers.job.plan import Plan
+from trainers.job.plan_file import plan_from_file, plan_to_file
 from trainers.job.spec import RoleKind
 
 __all__ = ["TRANSITIONS", "Attempt", "Generation", "Heartbeat", "JobRecord", "JobState", "Outcome"]
@@ -195,7 +198,7 @@ class JobRecord:
             record._archive(everything=False)
             outcome = None
         if outcome is None:
-            write_json(record.folder / "plan.json", plan.to_dict())
+            write_json(record.folder / "plan.json", plan_to_file(plan))
             if old is None:
                 write_json(record.folder / "state.json", {"state": JobState.PLANNED.value, "at": clock()})
             record.next_generation(0, by="plan", reason="")
@@ -221,12 +224,13 @@ class JobRecord:
         names = {
             "outcome.json",
             "state.json",
-            "warnings.jsonl",
+            "warnings",
             "workers.json",
             "attempts",
             "generations",
             "given_up",
             "heartbeats",
+            "places",
             "times",
         }
         # What calls for the move goes last: should this be cut short, the next `create` moves the rest.
@@ -239,7 +243,7 @@ class JobRecord:
 
     def plan(self) -> Plan:
         """The job's plan."""
-        return Plan.from_dict(self._must_read("plan.json"))
+        return plan_from_file(self._must_read("plan.json"))
 
     def _must_read(self, name: str) -> Any:
         data = read_json(self.folder / name)
@@ -347,6 +351,20 @@ class JobRecord:
         """The latest sign of life of every replica that gave one, by name."""
         files = sorted((self.folder / "heartbeats").glob("*.json"))
         return [_read_as(Heartbeat, data) for data in map(read_json, files) if data]
+
+    def take_place(self, role: RoleKind | str, index: int, launcher: str) -> None:
+        """Write that a replica's place is this launcher's now, whoever had it before."""
+        path = self._place_file(role, index)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {"launcher": launcher, "at": self._clock()})
+
+    def place_of(self, role: RoleKind | str, index: int) -> str:
+        """The launcher that has taken a replica's place last, "" when none has."""
+        data = read_json(self._place_file(role, index))
+        return str(data["launcher"]) if data else ""
+
+    def _place_file(self, role: RoleKind | str, index: int) -> Path:
+        return self.folder / "places" / f"{RoleKind(role).value}-{index}.json"
 
     def write_attempt(self, attempt: Attempt) -> None:
         """Write how one process of a replica started, or ended."""

@@ -24,6 +24,7 @@ from typing import Any
 from trainers.job import labels
 from trainers.job.errors import ConfigError, TrainyardError
 from trainers.job.failures import Failure, FailureClass, classify, exit_code_of
+from trainers.job.files import share_with_group
 
 __all__ = ["LIMIT", "Termination", "failure_of", "parse", "run_step", "write_failure", "write_result"]
 
@@ -144,6 +145,7 @@ def run_step(
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--spec", required=True, help="what to do, as one JSON object")
     text = parser.parse_args(argv).spec
+    share_with_group()
     try:
         try:
             spec = json.loads(text)

@@ -1,8 +1,12 @@
 """What runs inside a replica: the launcher (process 1) and the trainer process that it keeps going.
 
 launcher     process 1: start barrier, restarts, stall watch, SIGTERM, termination message; standard library
+command      the command of a role in place of our trainer: its variables, and its start
+command_launcher, command_watch  the launcher of such a command; standard library
+attempts     the processes of one replica, as the record has them
 process      starting and ending the trainer process: a fork of a warm interpreter, or a new one
 logs         the trainer's output, passed through line by line, its tail kept
+message_files  where a trainer leaves its termination message for its launcher
 local_gang   all launchers of a plan as processes of this machine, for tests and benchmarks
 trainer      the trainer process: passive servers (ps, worker), or strategy and loop (chief, all-reduce peers)
 strategies   which strategies there are, and how each is set up

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainers.job.errors import ConfigError, DataError
 from trainers.job.spec import TrainingJob
+from trainers.records.masks import mask_name, masks_among
 from trainers.runtime.context import TrainerContext
 from trainers.runtime.heartbeat import Progress
 from trainers.runtime.module import TrainerModule
@@ -63,17 +64,29 @@ def open_records(job: TrainingJob) -> Any:
     return Dataset.open(uri, verify=False)
 
 
+class _Named(NamedTuple):
+    name: str
+
+
 def model_features(model: Any, records: Any) -> list[str]:
     """The features that go into the model: those its inputs are named by, else all but label and keys.
 
-    Raises ConfigError when the model has an input that the records do not hold.
+    A subclassed model or a tf.Module, which has no named inputs, may say them in its attribute `features`; text goes
+    into one that does, and not into one that takes what there is.
+
+    An input may be the mask of a feature, `km_missing` of `km`; see trainers.records.masks. Raises ConfigError when
+    the model has an input that the records do not hold.
     """
     known = [feature.name for feature in records.schema if feature.name != records.label]
     inputs = getattr(model, "inputs", None)
+    named = getattr(model, "features", None)
+    if not inputs and isinstance(named, (list, tuple)) and named:
+        inputs = [_Named(str(name)) for name in named]
     if not inputs:  # a subclassed model or a tf.Module takes what there is
         return [f.name for f in records.schema if f.name in known and f.type not in ("string", "bytes")]
     names = [tensor.name for tensor in inputs]
-    missing = sorted(set(names) - set(known))
+    masks = {mask_name(name) for name in masks_among(records.schema, names)}
+    missing = sorted(set(names) - set(known) - masks)
     if missing:
         raise ConfigError(
             f"the model has inputs {missing} that the records in {records.manifest.folder} do not hold",
@@ -96,6 +109,7 @@ def default_dataset(records: Any, ctx: TrainerContext, features: list[str]) -> A
         cache=share <= CACHE_BYTES,
         # After a restart, what would have come next; without a seed, and for asynchronous workers, any order does.
         start=0 if ctx.seed is None or ctx.draws_seeds else ctx.start_step * ctx.devices,
+        masks=masks_among(records.schema, features),
     )
     label = records.label
     return data.map(lambda batch: ({name: batch[name] for name in features}, batch[label]))

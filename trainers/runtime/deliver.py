@@ -1,12 +1,15 @@
-"""Brings the spool of a job to MLflow: in order, each line once, without ever holding up a step.
+"""Brings the spools of a job to MLflow: in order, each line once, without ever holding up a step.
 
     python -m trainers.runtime.deliver --job FOLDER      until the job is over and all is delivered
-    deliver(FOLDER)                                      what is there now; the step "register" calls it
+    deliver(FOLDER)                                      what is there now, and how the run ended
 
-The launcher of the chief starts the first as a process of low priority once training has run for a while; MLflow
-that is away is a warning, and tried again. The position in the spool is kept in a file beside it, written after
-each batch: a delivery that is killed between the two sends that batch again, which for params, tags and metrics
-at a step and time changes nothing.
+The launcher of the chief starts the first as a process of low priority once training has run for a while. MLflow
+that is away is a warning, and tried again; what is left when the job ends is sent by the pipeline's tasks `verdict`,
+`gate` and `register`, by the verdict of the next run, or by `trainyard tracking deliver`.
+
+Once: the note of how far MLflow has got is written before and after each batch (see runtime.spooled). A delivery
+that is killed between a call and its note leaves a batch in doubt; the next one reads back what the run holds of it
+and sends the rest. MLflow's SQL stores take a metric of the same step, time and value only once in any case.
 """
 
 from __future__ import annotations
@@ -14,250 +17,212 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import json
 import logging
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from trainers.job.errors import InfraError
+from trainers.job.errors import InfraError, MissingRecord
 from trainers.job.files import append_json_line, read_json, write_json
-from trainers.job.observations import evaluations_path
-from trainers.job.record import JobRecord
-from trainers.runtime.tracking import spool_path
+from trainers.job.record import JobRecord, JobState
+from trainers.runtime.spooled import Batch, Line, Position, batches, pending
+from trainers.runtime.tracker import KEY_TAG, Refused, Tracker, TrackerAway, connect, shown
+from trainers.runtime.tracking import REFUSED, RUN, run_key
 
-__all__ = ["Delivery", "Undelivered", "deliver", "main", "run_of"]
+__all__ = ["ENV_URI", "Undelivered", "deliver", "main", "run_of", "undelivered"]
 
 log = logging.getLogger("trainyard.tracking")
 
 ENV_URI = "MLFLOW_TRACKING_URI"
 
-_BATCH = {"metric": 1000, "param": 100, "tag": 100}  # what one request of MLflow takes
-_RUN, _POSITION, _LOCK = "run.json", "position.json", "lock"
+STATUS = {JobState.SUCCEEDED: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
+"""How a run ends in MLflow, by how its job did; it is RUNNING otherwise."""
 
 
 class Undelivered(InfraError):
-    """MLflow could not be reached, or refused; the spool keeps what it has not got."""
+    """MLflow could not be reached, or refused; the spools keep what it has not got."""
 
     code = "runtime.undelivered"
 
 
-def deliver(job_folder: Path | str, *, client: Any = None, environ: Mapping[str, str] | None = None) -> int:
-    """Send what the spool holds beyond what MLflow has got; the number of lines sent.
+def deliver(
+    job_folder: Path | str,
+    *,
+    tracker: Tracker | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 10.0,
+) -> int:
+    """Send what the spools hold beyond what MLflow has got, and the run's end; the number of lines sent.
 
     The job's run is that of tracking/run.json, or a new one in the experiment named after the job. Nothing is
-    sent when MLFLOW_TRACKING_URI is not set. Raises Undelivered; what was sent before that stays sent.
+    sent, and nobody asked, when all is delivered or MLFLOW_TRACKING_URI is not set. `timeout` seconds is how long
+    MLflow may be silent, and another delivery of this job at work. Raises Undelivered; what was sent before that
+    stays sent.
     """
     folder = Path(job_folder)
-    uri = (os.environ if environ is None else environ).get(ENV_URI, "")
-    spool = spool_path(folder)
-    if not uri or not spool.exists():
+    environ = os.environ if environ is None else environ
+    uri = environ.get(ENV_URI, "")
+    if not uri or not undelivered(folder):
         return 0
-    with _alone(spool.parent):
-        position_file = spool.parent / _POSITION
-        reached = {"bytes": 0, "evaluations": 0, **(read_json(position_file) or {})}
-        if _spool_evaluations(folder, spool, reached):
-            write_json(position_file, reached)
-        position = int(reached["bytes"])
-        with spool.open("rb") as f:
-            f.seek(position)
-            data = f.read()
-        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)  # the last may be half written
-        if not lines:
-            return 0
-        with _reaching(uri, folder):
-            client = client or _client(uri)
-            run_id = run_of(client, folder, uri)
-        for batch in _batches(lines):
-            with _reaching(uri, folder):
-                _send(client, run_id, batch)
-            position += sum(map(len, batch))
-            write_json(position_file, {**reached, "bytes": position})
-        return len(lines)
+    with _alone(folder, timeout), _reaching(uri, folder):
+        tracker = tracker or connect(uri, environ, timeout=timeout)
+        position = Position.load(folder)
+        run_id = run_of(folder, uri, tracker)
+        if position.run_id != run_id:
+            # Another run than the one that the note is of: it begins with the first line. A note of an earlier
+            # version names none.
+            kept = position.reached if not position.run_id else {}
+            position = Position(position.path, run_id, kept)
+        sent = 0
+        for batch in batches(folder, position):
+            doubtful = position.begin(batch)
+            _send(tracker, run_id, batch, folder, doubtful=doubtful)
+            position.done(batch)
+            sent += batch.spooled
+        status, at = _wanted_status(folder)
+        if status != position.status:
+            tracker.set_status(run_id, status, at)
+            position.status = status
+            position.save()
+        return sent
 
 
-def _spool_evaluations(folder: Path, spool: Path, reached: dict[str, int]) -> bool:
-    """Bring what an evaluator has found since into the spool, as metrics named eval_...; whether there was any.
-
-    Its own process does not: a spool has one writer at a time, and an evaluator may outlive the chief.
-    """
-    path = evaluations_path(folder)
-    if not path.exists():
+def undelivered(folder: Path | str) -> bool:
+    """Whether there is something of a job that MLflow has not been told; asks nobody."""
+    folder = Path(folder)
+    if not (folder / "tracking").is_dir():
         return False
-    with path.open("rb") as f:
-        f.seek(reached["evaluations"])
-        data = f.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    for line in whole.splitlines():
-        with contextlib.suppress(
-            ValueError, KeyError, TypeError, AttributeError
-        ):  # half a line of a killed writer
-            found = json.loads(line)
-            place = {"step": int(found["step"]), "at": int(found["at"] * 1000)}
-            for name, value in found["metrics"].items():
-                append_json_line(spool, {"metric": f"eval_{name}", "value": float(value), **place})
-    reached["evaluations"] += len(whole)
-    return bool(whole)
+    position = Position.load(folder)
+    return pending(folder, position) or _wanted_status(folder)[0] != position.status
+
+
+def _wanted_status(folder: Path) -> tuple[str, float | None]:
+    """How the run stands, by the job's record, and since when."""
+    try:
+        outcome = JobRecord.open(folder).outcome()
+    except MissingRecord:
+        outcome = None
+    return (STATUS[outcome.state], outcome.at) if outcome else ("RUNNING", None)
 
 
 @contextlib.contextmanager
 def _reaching(uri: str, folder: Path) -> Iterator[None]:
-    """Around calls of the client, which raises errors of many families."""
     try:
         yield
-    except Exception as e:
+    except (TrackerAway, Refused) as e:
         raise Undelivered(
-            f"MLflow at {uri} did not take the metrics of {folder.name}: {type(e).__name__}: {e}",
-            hint="they stay in the job's folder; register, or `python -m trainers.runtime.deliver`, sends them",
+            f"MLflow at {shown(uri)} did not take the metrics of {folder.name}: {e.message}",
+            hint="they stay in the job's folder; the next step or `trainyard tracking deliver` sends them",
         ) from e
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One delivery of a job at a time, or lines would be sent twice."""
-    with (folder / _LOCK).open("w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
+def _alone(folder: Path, patience: float) -> Iterator[None]:
+    """One delivery of a job at a time, or lines would be sent twice; Undelivered when another takes too long."""
+    deadline = time.monotonic() + patience
+    with (folder / "tracking" / "lock").open("w") as f:
+        while True:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as e:
+                if time.monotonic() > deadline:
+                    raise Undelivered(f"another delivery of {folder.name} is at work") from e
+                time.sleep(0.05)
         yield
 
 
-def _client(uri: str) -> Any:
-    # MLflow's own defaults would keep a request of a server that is away waiting for many minutes.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow import MlflowClient
+def run_of(
+    folder: Path,
+    uri: str,
+    tracker: Tracker,
+    *,
+    experiment: str = "",
+    name: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> str:
+    """The id of the job's run: that of tracking/run.json where MLflow knows it, or of a new one.
 
-    return MlflowClient(tracking_uri=uri)
-
-
-def run_of(client: Any, folder: Path, uri: str) -> str:
-    """The id of the job's run: that of tracking/run.json, or of a new one in the experiment named after the job."""
-    path = folder / "tracking" / _RUN
-    known = read_json(path)
-    if known:
-        return str(known["run_id"])
-    job = JobRecord.open(folder).plan().job
-    experiment = client.get_experiment_by_name(job.name)
-    experiment_id = experiment.experiment_id if experiment else client.create_experiment(job.name)
-    run_id = client.create_run(experiment_id, run_name=folder.name).info.run_id
-    path.parent.mkdir(parents=True, exist_ok=True)
-    url = f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
-    write_json(path, {"run_id": run_id, "experiment_id": experiment_id, "tracking_uri": uri, "url": url})
-    return str(run_id)
-
-
-def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
-    """Runs of lines that fit one request."""
-    batch: list[bytes] = []
-    counts = dict.fromkeys(_BATCH, 0)
-    for line in lines:
-        kind = _kind(line)
-        if kind and counts[kind] == _BATCH[kind]:
-            yield batch
-            batch, counts = [], dict.fromkeys(_BATCH, 0)
-        if kind:
-            counts[kind] += 1
-        batch.append(line)
-    yield batch
-
-
-def _kind(line: bytes) -> str | None:
-    """What a line holds; None for one that a killed writer left half written."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return next((kind for kind in _BATCH if isinstance(value, dict) and kind in value), None)
-
-
-def _send(client: Any, run_id: str, batch: list[bytes]) -> None:
-    from mlflow.entities import Metric, Param, RunTag
-
-    metrics, params, tags = [], {}, {}
-    for line in batch:
-        kind = _kind(line)
-        value = json.loads(line) if kind else {}
-        if kind == "metric":
-            metrics.append(Metric(value["metric"], value["value"], value["at"], value["step"]))
-        elif kind == "param":
-            params[value["param"]] = value["value"]
-        elif kind == "tag":
-            tags[value["tag"]] = value["value"]
-    if params:
-        # A param can't change in MLflow; a job that goes on under another setting keeps what it began with.
-        known = client.get_run(run_id).data.params
-        params = {key: value for key, value in params.items() if key not in known}
-    client.log_batch(
-        run_id,
-        metrics=metrics,
-        params=[Param(key, value) for key, value in params.items()],
-        tags=[RunTag(key, value) for key, value in tags.items()],
-    )
-
-
-class Delivery:
-    """The launcher's hand on the delivering process: begun once training has run for `after` seconds.
-
-    A short job is not worth it: importing MLflow costs 2 CPU-seconds, and `register` delivers anyway.
+    A new one is in `experiment`, by default the one named after the job, and found again by its key when its maker
+    dies before it has noted the id. Refused when the run was deleted: then nobody wants it told.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        environ: Mapping[str, str],
-        *,
-        after: float = 10.0,
-        patience: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._folder = folder
-        self._environ = environ
-        self._after = after
-        self._patience = patience
-        self._clock = clock
-        self._training_since: float | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes of its own."""
-        return [] if self._process is None else [self._process.pid]
-
-    def progressed(self, phase: str) -> None:
-        """Note what the trainer does."""
-        if phase == "training" and self._training_since is None:
-            self._training_since = self._clock()
-
-    def poll(self) -> None:
-        """Start the process when it is due."""
-        since = self._training_since
-        due = since is not None and self._clock() - since >= self._after
-        if not due or self._process is not None or not self._environ.get(ENV_URI):
-            return
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainers.runtime.deliver", "--job", str(self._folder)],
-            env=dict(self._environ),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+    path = folder / RUN
+    known = read_json(path) or {}
+    if known:
+        run = tracker.run(str(known["run_id"]))
+        if run is not None and run["deleted"]:
+            raise Refused(
+                f"run {known['run_id']} is deleted",
+                hint=f"restore it in MLflow, or remove {path} for a new one",
+            )
+        if run is not None:
+            if known.get("tracking_uri") != shown(uri):
+                write_json(path, _run_file(str(known["run_id"]), str(run["experiment_id"]), uri))
+            return str(known["run_id"])
+        log.warning("run %s is not known at %s: %s gets a new one", known["run_id"], shown(uri), folder.name)
+    record = JobRecord(folder)
+    key, first = run_key(folder)
+    experiment_id = tracker.experiment(experiment or record.plan().job.name)
+    run_id = None if first else tracker.find_run(experiment_id, key)
+    if run_id is None:
+        run_id = tracker.create_run(
+            experiment_id, name or folder.name, {KEY_TAG: key, **(tags or {})}, record.began or time.time()
         )
+    write_json(path, _run_file(run_id, experiment_id, uri))
+    return run_id
 
-    def finish(self) -> None:
-        """Give it a moment to send the rest."""
-        if self._process is None:
+
+def _run_file(run_id: str, experiment_id: str, uri: str) -> dict[str, str]:
+    address = shown(uri).rstrip("/")
+    url = f"{address}/#/experiments/{experiment_id}/runs/{run_id}" if address.startswith("http") else ""
+    return {"run_id": run_id, "experiment_id": experiment_id, "tracking_uri": address, "url": url}
+
+
+def _send(tracker: Tracker, run_id: str, batch: Batch, folder: Path, *, doubtful: bool) -> None:
+    lines = list(batch.lines)
+    if doubtful:
+        held = {
+            key: tracker.history(run_id, key)
+            for key in {line.value["key"] for line in lines if line.kind == "metric"}
+        }
+        lines = [
+            line
+            for line in lines
+            if line.kind != "metric" or line.identity not in held[str(line.value["key"])]
+        ]
+    if any(line.kind == "param" for line in lines):
+        # A param can't change in MLflow; a job that goes on under another setting keeps what it began with.
+        known = set((tracker.run(run_id) or {"params": {}})["params"])
+        kept = []
+        for line in lines:
+            if line.kind == "param":
+                if line.value["key"] in known:
+                    continue
+                known.add(line.value["key"])
+            kept.append(line)
+        lines = kept
+    _log(tracker, run_id, lines, folder)
+
+
+def _log(tracker: Tracker, run_id: str, lines: list[Line], folder: Path) -> None:
+    """Send lines; one that MLflow will never take is put aside, so that it does not hold up the others."""
+    if not lines:
+        return
+    params = {line.value["key"]: line.value["value"] for line in lines if line.kind == "param"}
+    tags = {line.value["key"]: line.value["value"] for line in lines if line.kind == "tag"}
+    try:
+        tracker.log(run_id, [line.value for line in lines if line.kind == "metric"], params, tags)
+    except Refused as e:
+        if len(lines) > 1:
+            middle = len(lines) // 2
+            _log(tracker, run_id, lines[:middle], folder)
+            _log(tracker, run_id, lines[middle:], folder)
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(self._patience)
-
-    def stop(self) -> None:
-        """End it; what is not sent stays in the spool."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+        log.warning("MLflow will not take %s %s: %s", lines[0].kind, lines[0].value, e.message)
+        aside = {"kind": lines[0].kind, **lines[0].value, "why": e.message}
+        append_json_line(folder / "tracking" / REFUSED, aside)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -265,6 +230,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--job", type=Path, required=True, help="the job's folder")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between deliveries (default: 5)")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, help="seconds MLflow may be silent (default: 10)"
+    )
     parser.add_argument("--once", action="store_true", help="send what is there, then end")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -275,11 +243,11 @@ def main(argv: list[str] | None = None) -> int:
     while True:
         over = options.once or record.outcome() is not None
         try:
-            deliver(options.job)
+            deliver(options.job, timeout=options.timeout)
             pause = options.every
             if over:
                 return 0
-        except Undelivered as e:
+        except (Undelivered, OSError) as e:
             log.warning("%s", e)
             if over:
                 return 1

@@ -82,6 +82,11 @@ def failure_of_end(
         )
     if end.why == "alone":
         return Failure(FailureClass.PEER_LOST, end.reason, code="runtime.alone", signal=_KILLED, **place)
+    if end.why == "replaced":
+        hint = "nothing: the pod that has its place goes on"
+        return Failure(
+            FailureClass.PREEMPTED, end.reason, code="runtime.replaced", hint=hint, signal=_KILLED, **place
+        )
     if end.why == "overdue":
         hint = (
             "raise budgets.total, or ask for fewer steps; started again, it goes on from its last checkpoint"

@@ -18,7 +18,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,19 +25,24 @@ from pathlib import Path
 from trainers.job import labels, termination
 from trainers.job.errors import ConfigError, TrainyardError
 from trainers.job.failures import Failure, FailureClass, exit_code_of
+from trainers.job.files import share_with_group
 from trainers.job.observations import add_warning
 from trainers.job.record import Attempt, JobRecord, JobState, Outcome
+from trainers.job.shared import ENV_AGENT_PID
 from trainers.job.spec import RoleKind
-from trainers.runtime.deliver import Delivery
+from trainers.runtime.attempts import Attempts
+from trainers.runtime.command import expand
+from trainers.runtime.delivery import Delivery
 from trainers.runtime.ends import MemoryKills, failure_of_end
 from trainers.runtime.logs import LogPump
-from trainers.runtime.process import ENV_LAUNCHER_PID, Child, end_group, start_trainer
+from trainers.runtime.message_files import MessageFiles
+from trainers.runtime.process import ENV_LAUNCHER_PID, Child, die_with_launcher, end_group, start_trainer
 from trainers.runtime.replica import ENV_ATTEMPT, ENV_GENERATION, Replica
 from trainers.runtime.restarts import back_off_of, counted, saved_step
 from trainers.runtime.standby import ENV_STANDBY, Standby
 from trainers.runtime.strategies import check_supported
 from trainers.runtime.success import lose_worker, step_waits, take_back
-from trainers.runtime.watch import Bell, End, Watch
+from trainers.runtime.watch import REPLACED, Bell, End, Watch
 
 __all__ = ["Launcher", "main"]
 
@@ -59,9 +63,10 @@ class Launcher:
         self._start = standby.start if standby else start
         self._standby = standby
         self._rng = rng or random.Random()
+        self._messages = MessageFiles(self.record.folder, replica.plan.gang, replica.name)
         self._bell = Bell()
         self._delivery = Delivery(self.record.folder, replica.environ, clock=replica.clock)
-        self._attempts: dict[int, Attempt] = {}
+        self._attempts = Attempts(replica)
 
     def terminate(self) -> None:
         """Ask it to save a checkpoint and leave; safe in a signal handler."""
@@ -84,20 +89,23 @@ class Launcher:
             self.replica.say(f"the job is over: {outcome.state}")
             return self._leave_by(outcome)
         check_supported(self.replica.job)
+        self.replica.take_place()
         if outcome is None and self.replica.is_passive_worker:
             take_back(self.record.folder, self.replica.me.index)
         barrier = self._begin() if outcome is None else None
         while True:
             generation = self.record.generation().number
-            end, attempt, barrier, failure = self._one_trainer(generation, barrier)
+            end, attempt, barrier, failure = self._one_life(generation, barrier)
+            if end.why == "replaced" or self.replica.is_replaced(at_once=True):
+                return self._say_why(self._replaced())  # record and heartbeat are another's now
             outcome = self.record.outcome()
             if outcome is not None and (end.code == 0 or not self.replica.may_evaluate()):
-                self._note_end(attempt, end, None)
+                self._attempts.note_end(attempt, end, None)
                 return self._leave_by(outcome)
             if end.why == "regenerated":
-                self._note_end(attempt, end, None)
+                self._attempts.note_end(attempt, end, None)
                 continue
-            self._note_end(attempt, end, failure)
+            self._attempts.note_end(attempt, end, failure)
             if end.why == "overdue":
                 self._finish(failure)
                 outcome = self.record.outcome()
@@ -122,22 +130,15 @@ class Launcher:
                 return None  # the trainer waits for the servers itself, and goes on without a lost worker
         return self.replica.clock() + self.replica.job.budgets.start
 
-    @property
-    def _message_prefix(self) -> str:
-        return f"trainyard-{self.replica.plan.gang}-{self.replica.name}-"
-
     def _sweep(self) -> None:
         """Remove what killed processes of this replica have left half-written.
 
         Other files of the record may be written by others just now.
         """
-        leftovers = [
-            *(self.record.folder / "heartbeats").glob(f".{self.replica.name}.json.*.tmp"),
-            *Path(tempfile.gettempdir()).glob(f"{self._message_prefix}[0-9]*.json"),
-        ]
-        for path in leftovers:
-            with contextlib.suppress(PermissionError):  # another user's job of the same name
+        for path in (self.record.folder / "heartbeats").glob(f".{self.replica.name}.json.*.tmp"):
+            with contextlib.suppress(PermissionError):
                 path.unlink(missing_ok=True)
+        self._messages.sweep()
 
     def _set_state(self, state: JobState) -> None:
         if self.record.outcome() is None:
@@ -145,21 +146,27 @@ class Launcher:
 
     # ---- one trainer process
 
+    def _one_life(
+        self, generation: int, barrier: float | None
+    ) -> tuple[End, Attempt | None, float | None, Failure]:
+        """Of a replica in a generation of its gang; one that did not come to start a process has no attempt."""
+        return self._one_trainer(generation, barrier)
+
     def _one_trainer(
         self, generation: int, barrier: float | None
     ) -> tuple[End, Attempt, float | None, Failure]:
         """Start a trainer, watch it and end it: why, its attempt, the barrier that is left, what it means."""
         r = self.replica
         self._sweep()
-        number = 1 + max((a.number for a in self._all_attempts()), default=0)
-        message = _message_file(self._message_prefix, number)
+        number = 1 + self._attempts.newest()
+        message = self._messages.new(number)
         r.beat("starting", number, generation)
         memory = MemoryKills()
         child = self._start(self._trainer_env(number, generation, message))
         attempt = Attempt(r.me.role.value, r.me.index, number, generation, child.pid, started=r.now())
-        self._write_attempt(attempt)
-        pump = LogPump(child.output, r.sink)
-        watch = Watch(r, child, pump, attempt, self._bell, self._delivery, barrier)
+        self._attempts.write(attempt)
+        pump = LogPump(child.output, r.sink, copy=r.log.write)
+        watch = self._watch(child, pump, attempt, barrier)
         try:
             end = watch.run()
         finally:
@@ -167,8 +174,7 @@ class Launcher:
             self._end_strays()
             self._drain(pump)
             pump.close()
-            said = termination.parse(message.read_text())
-            message.unlink()
+            said = termination.parse(self._messages.take(message))
         if end.why in ("exited", "overdue"):
             end = dataclasses.replace(end, code=code)
         failure = failure_of_end(
@@ -180,6 +186,9 @@ class Launcher:
             memory_kills=memory.since(),
         )
         return end, attempt, watch.barrier, failure
+
+    def _watch(self, child: Child, pump: LogPump, attempt: Attempt, barrier: float | None) -> Watch:
+        return Watch(self.replica, child, pump, attempt, self._bell, self._delivery, barrier)
 
     def _end_strays(self) -> None:
         """What a trainer has left behind outside its process group would outlive the job."""
@@ -217,43 +226,19 @@ class Launcher:
 
     # ---- what an end means
 
-    def _write_attempt(self, attempt: Attempt) -> None:
-        self._attempts[attempt.number] = attempt
-        self.replica.tolerating("the attempt", lambda: self.record.write_attempt(attempt))
-
-    def _all_attempts(self) -> list[Attempt]:
-        """Of this replica, also those that a full disk did not take."""
-        me = self.replica.me
-        return [*({a.number: a for a in self.record.attempts(me.role, me.index)} | self._attempts).values()]
-
-    def _note_end(self, attempt: Attempt, end: End, failure: Failure | None) -> None:
-        code = end.code
-        self._write_attempt(
-            dataclasses.replace(
-                attempt,
-                ended=self.replica.now(),
-                exit_code=code if code is not None and code >= 0 else None,
-                signal=-code if code is not None and code < 0 else None,
-                failure_class=failure.failure_class.value if failure else None,
-                last_step=self.replica.job_step(),
-                reason=failure.reason if failure else end.reason,
-            )
-        )
-
     def _ends_it(self, failure: Failure, generation: int) -> Failure | None:
         """None after the wait before a restart, else the failure to leave with: of the pod, or of the job."""
         r = self.replica
         cls = failure.failure_class
-        attempts = self._all_attempts()
+        reason = f"{cls}: {failure.reason}"
+        attempts = self._attempts.all()
         if r.together and cls is FailureClass.PEER_LOST and self._newer_generation(generation):
             # Not its own fault: a peer died, and has said so.
-            reason = f"a peer was lost: {failure.reason}"
-            self._write_attempt(dataclasses.replace(attempts[-1], failure_class=None, reason=reason))
+            self._attempts.excuse(attempts[-1], f"a peer was lost: {failure.reason}")
             return None
         if failure.replica != r.name and failure.policy.more_memory:
             # Another replica's memory: its launcher leaves for a new pod, the others begin again.
-            reason = f"{cls}: {failure.reason}"
-            self._write_attempt(dataclasses.replace(attempts[-1], failure_class=None, reason=reason))
+            self._attempts.excuse(attempts[-1], reason)
             self.record.next_generation(generation, by=r.name, reason=reason, blamed=failure.replica)
             return None
         saved = saved_step(self.record)
@@ -274,7 +259,6 @@ class Launcher:
         if failure.policy.more_memory:
             return failure  # only a new pod can have more
         if r.together or step_waits(r, generation):
-            reason = f"{cls}: {failure.reason}"
             r.tolerating(
                 "the generation", lambda: self.record.next_generation(generation, by=r.name, reason=reason)
             )
@@ -293,9 +277,8 @@ class Launcher:
         final = lose_worker(r, failure)
         if final is not None:
             self._finish(final)
-            outcome = (
-                self.record.outcome()
-            )  # another worker's, given up at the same time, may have been first
+            # Another worker's, given up at the same time, may have been first.
+            outcome = self.record.outcome()
             return (outcome and outcome.failure) or final
         if step_waits(r, generation):
             reason = f"{r.name} was given up: {failure.reason}"
@@ -334,11 +317,8 @@ class Launcher:
         if outcome.state is JobState.SUCCEEDED:
             self._last_beat()
             if self.replica.owes_evaluation(outcome):
-                add_warning(
-                    self.record.folder,
-                    self.replica.name,
-                    f"the checkpoint of step {outcome.step} was not evaluated",
-                )
+                text = f"the checkpoint of step {outcome.step} was not evaluated"
+                add_warning(self.record.folder, self.replica.name, text)
             result = {"state": outcome.state.value, "step": outcome.step, "replica": self.replica.name}
             termination.write_result(result)
             return 0
@@ -358,6 +338,12 @@ class Launcher:
     def _leave(self, failure: Failure) -> int:
         """Leave because of a failure, this replica's or the job's."""
         self._last_beat()
+        return self._say_why(failure)
+
+    def _replaced(self) -> Failure:
+        return failure_of_end(self.replica, REPLACED, None, (), asked=False)
+
+    def _say_why(self, failure: Failure) -> int:
         termination.write_failure(failure)
         self.replica.say(failure.card(self.replica.job.name))
         return exit_code_of(failure.failure_class)
@@ -368,23 +354,16 @@ class Launcher:
         self._delivery.finish()
 
 
-def _message_file(prefix: str, number: int) -> Path:
-    """An empty file of our own for the trainer's termination message.
-
-    Not in the job's folder: on a full disk the reason would be lost with it.
-    """
-    fd, path = tempfile.mkstemp(prefix=f"{prefix}{number}-", suffix=".json")
-    os.close(fd)
-    return Path(path)
-
-
 def main() -> int:
     """Run the launcher of the replica that the environment names; the exit code."""
+    share_with_group()
     launcher: Launcher | None = None
     early = []
     signal.signal(
         signal.SIGTERM, lambda _number, _frame: launcher.terminate() if launcher else early.append(1)
     )
+    if ENV_AGENT_PID in os.environ:
+        die_with_launcher(int(os.environ[ENV_AGENT_PID]))  # nobody would copy what it writes
     try:
         launcher = _launcher()
         if early:
@@ -411,6 +390,14 @@ def _launcher() -> Launcher:
     if role not in [kind.value for kind in RoleKind] or not index.isdigit():
         raise ConfigError(f"{labels.ENV_ROLE} and {labels.ENV_INDEX} name no replica: {role!r}, {index!r}")
     replica = Replica(JobRecord.open(os.environ[labels.ENV_JOB]), RoleKind(role), int(index))
+    # The pods of an Indexed Job share one template: what differs between them is in the plan only.
+    for name, value in replica.me.env.items():
+        if name not in os.environ:
+            os.environ[name] = expand(value, os.environ)
+    if replica.job.is_custom:
+        from trainers.runtime.command_launcher import CommandLauncher  # which is a launcher itself
+
+        return CommandLauncher(replica, standby=Standby(keep=False))
     # Nobody waits for an evaluator that starts again.
     keep = os.environ.get(ENV_STANDBY) != "0" and not replica.is_evaluator
     return Launcher(replica, standby=Standby(keep=keep))

@@ -7,7 +7,7 @@
     python -m trainers.runtime.local_gang --plan plan.json
 
 It does what Airflow does in a pipeline, and no more: it starts the launchers, and starts one again that left with
-a class that may be retried. Logs are in `<job>/logs/<replica>.log`.
+a class that may be retried. What its pods print is in `<job>/pods/<replica>.log`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LocalGang:
         self._env = {**os.environ, **(env or {})}
         self._began = time.monotonic()
         self._replicas = {replica.replica: replica for replica in plan.replicas}
-        self.logs = self.record.folder / "logs"
+        self.logs = self.record.folder / "pods"  # logs/ is where the replicas' own lines are kept
         self.logs.mkdir(exist_ok=True)
 
     def __enter__(self) -> LocalGang:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import re
+from collections.abc import Callable
 
 __all__ = ["LogPump"]
 
@@ -23,14 +24,23 @@ _NOISE = re.compile(
 class LogPump:
     """Copies what comes from the pipe `source` to the descriptor `sink`, whole lines at a time.
 
-    `source` becomes non-blocking. The last `keep` lines are in `tail`, each cut to 500 characters.
+    `copy` gets the same lines. `source` becomes non-blocking. The last `keep` lines are in `tail`, each cut to 500
+    characters.
     """
 
-    def __init__(self, source: int, sink: int = 1, *, keep: int = 400) -> None:
+    def __init__(
+        self,
+        source: int,
+        sink: int = 1,
+        *,
+        keep: int = 400,
+        copy: Callable[[bytes], None] | None = None,
+    ) -> None:
         os.set_blocking(source, False)
         self.source = source
         self.at_end = False
         self._sink = sink
+        self._copy = copy
         self._rest = b""
         self._tail: collections.deque[str] = collections.deque(maxlen=keep)
 
@@ -64,6 +74,8 @@ class LogPump:
         view = memoryview(data)
         while view:
             view = view[os.write(self._sink, view) :]
+        if self._copy is not None:
+            self._copy(data)
 
     def close(self) -> None:
         """Close the pipe."""

@@ -6,14 +6,17 @@ import dataclasses
 import errno
 import math
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from trainers.job.checks import check
 from trainers.job.errors import InvalidSpec
 from trainers.job.observations import evaluations
 from trainers.job.plan import ReplicaPlan
 from trainers.job.record import Heartbeat, JobRecord, JobState, Outcome
+from trainers.job.replica_log import ReplicaLog
 from trainers.job.spec import RoleKind, StrategyKind
 from trainers.runtime.strategies import drives_steps
 from trainers.runtime.success import given_up
@@ -80,6 +83,7 @@ class Replica:
         self.clock = clock
         self.now = now
         self.sink = sink
+        self.log = ReplicaLog(record.folder, self.me.replica, now=now)
         self.drives = drives_steps(self.job, role)
         self.is_chief = role is RoleKind.CHIEF
         # It stands beside the gang: nobody waits for it, and nothing that becomes of it touches the others.
@@ -89,7 +93,11 @@ class Replica:
         # Whoever restarts alone finds the others in the middle of a step with what was there before. Functions of a
         # synchronous chief run on its servers and workers until they end, so with it all begin again.
         driving = role in (RoleKind.CHIEF, RoleKind.PS)
-        self.together = self.all_reduce or (self.job.strategy.sync and driving)
+        # What a command of the user's own would make of a peer that begins again, nobody knows.
+        self.together = self.all_reduce or self.job.is_custom or (self.job.strategy.sync and driving)
+        self._launcher = ""  # until it has taken its place
+        self._looked = -1e9
+        self._is_replaced = False
         self.last_beat = -1e9
         self._warned = -1e9
 
@@ -99,12 +107,39 @@ class Replica:
         return self.me.replica
 
     def say(self, text: str) -> None:
-        """Write to the log of the pod."""
+        """Write to the log of the pod, and to the job's."""
         os.write(self.sink, f"[{self.name}] {text}\n".encode(errors="backslashreplace"))
+        self.log.write(f"launcher: {text}\n".encode(errors="backslashreplace"))
 
     def heartbeat(self) -> Heartbeat | None:
         """Its latest sign of life, the trainer's or the launcher's."""
         return self.record.heartbeat(self.me.role, self.me.index)
+
+    def take_place(self) -> None:
+        """Say that this launcher has the replica's place: one of before ends its trainer and leaves.
+
+        A node that is cut off still runs its pods, and may still reach the storage: two trainers would write to it.
+        """
+        launcher = secrets.token_hex(8)
+
+        def take() -> None:
+            self.record.take_place(self.me.role, self.me.index, launcher)
+            self._launcher = launcher
+
+        self.tolerating("whose place it is", take)
+
+    def is_replaced(self, *, at_once: bool = False) -> bool:
+        """Whether another launcher has taken the place since, as it was seen lately, or is.
+
+        Not known where this one could not write.
+        """
+        due = at_once or self.clock() - self._looked >= self.times.beat / 4
+        if self._launcher and due and not self._is_replaced:
+            self._looked = self.clock()
+            # "" when the plan was made anew.
+            found = self.record.place_of(self.me.role, self.me.index)
+            self._is_replaced = found not in ("", self._launcher)
+        return self._is_replaced
 
     def job_step(self) -> int | None:
         """The finished steps of the job as far as this replica knows: its own, or the chief's; None before any."""
@@ -122,13 +157,14 @@ class Replica:
                 self._warned = self.clock()
                 self.say(f"could not write {what}: {e}; going on")
 
-    def beat(self, phase: str, attempt: int, generation: int) -> None:
-        """Give a sign of life in the place of a trainer that gives none; the last figures stay."""
+    def beat(self, phase: str, attempt: int, generation: int, **figures: Any) -> None:
+        """Give a sign of life in the place of a trainer that gives none; the last figures stay but for those given."""
         self.last_beat = self.clock()
-        self.tolerating("the heartbeat", lambda: self._beat(phase, attempt, generation))
+        self.tolerating("the heartbeat", lambda: self._beat(phase, attempt, generation, figures))
 
-    def _beat(self, phase: str, attempt: int, generation: int) -> None:
+    def _beat(self, phase: str, attempt: int, generation: int, figures: Mapping[str, Any]) -> None:
         before = self.heartbeat()
+        known = {name: getattr(before, name, None) for name in ("step", "target", "loss")}
         self.record.beat(
             Heartbeat(
                 role=self.me.role.value,
@@ -137,9 +173,7 @@ class Replica:
                 generation=generation,
                 attempt=attempt,
                 pid=os.getpid(),
-                step=before.step if before else None,
-                target=before.target if before else None,
-                loss=before.loss if before else None,
+                **{**known, **figures},
             )
         )
 

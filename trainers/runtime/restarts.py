@@ -12,16 +12,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainers.job.failures import FailureClass
+from trainers.job.files import read_json
 from trainers.job.record import Attempt, JobRecord
 
-__all__ = ["back_off_of", "counted", "saved_step"]
+__all__ = ["SAVED_STEP", "back_off_of", "counted", "saved_step"]
+
+SAVED_STEP = "saved_step.json"
+"""In the job's folder: {"step": N} of the newest checkpoint, as a command has said it."""
 
 _RAPID = 10.0  # seconds: a trainer that lives shorter has not got anywhere
 _NEWEST = re.compile(r'^model_checkpoint_path: ".*?-(\d+)"$', re.MULTILINE)
 
 
 def saved_step(record: JobRecord) -> int:
-    """The step of the newest checkpoint, 0 when there is none; from the file by which TensorFlow finds it."""
+    """The step of the newest checkpoint, 0 when there is none; from the file by which TensorFlow finds it.
+
+    Of a command of the user's own what it last said of itself.
+    """
+    said = read_json(Path(record.folder) / SAVED_STEP)
+    if said is not None:
+        return int(said["step"])
     path = Path(record.folder) / "checkpoints" / "checkpoint"
     try:
         found = _NEWEST.search(path.read_text(errors="replace"))

@@ -11,13 +11,19 @@ from trainers.job.record import JobRecord
 from trainers.job.spec import RoleKind, TrainingJob
 from trainers.runtime.module import TrainerModule
 
-__all__ = ["Restorable", "Trained", "Untrained", "load_trained"]
+__all__ = ["NoTrainer", "Restorable", "Trained", "Untrained", "load_trained"]
 
 
 class Untrained(ConfigError):
     """The job has no checkpoint yet."""
 
     code = "runtime.untrained"
+
+
+class NoTrainer(ConfigError):
+    """The job has no trainer module that could build its model."""
+
+    code = "runtime.no_trainer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Trained:
 class Restorable:
     """A job's model, built once, into which its newest checkpoint is read as often as asked.
 
-    Raises MissingRecord when there is no such job.
+    Raises MissingRecord when there is no such job, NoTrainer when it ran a command.
     """
 
     def __init__(self, job_folder: Path | str) -> None:
@@ -47,6 +53,11 @@ class Restorable:
         from trainers.runtime.module import load_module
 
         self.job = JobRecord.open(job_folder).plan().job
+        if self.job.is_custom:
+            raise NoTrainer(
+                f"the job in {job_folder} ran a command of its own, and no trainer module",
+                hint="its command says what it has written where; evaluate and release that in tasks of your own",
+            )
         self.folder = checkpoint_folder(job_folder)
         self._module = module = load_module(self.job.trainer)
         hparams = {name: value for name, value in self.job.args.items() if name != "mixed_precision"}

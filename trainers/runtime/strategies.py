@@ -32,8 +32,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-# Names of the strategies, for a form to offer.
-SUPPORTED: tuple[str, ...] = tuple(kind.value for kind in StrategyKind)
+# Names of the strategies of our own trainer, for a form to offer.
+SUPPORTED: tuple[str, ...] = tuple(kind.value for kind in StrategyKind if kind is not StrategyKind.CUSTOM)
 
 _PACK_BYTES = 8 << 20  # gradients that are all-reduced at once
 _SHARD_BYTES = 256 << 10  # variables above this are cut over the parameter servers
@@ -48,6 +48,12 @@ class UnsupportedJob(ConfigError):
 def check_supported(job: TrainingJob) -> None:
     """Raise UnsupportedJob for a job that could be written down but not run."""
     success = job.success
+    if job.is_custom and success.rule == "fraction" and success.fraction < 1:
+        raise UnsupportedJob(
+            f"success rule fraction {success.fraction:g} can't be kept with commands of one's own: "
+            "all replicas of such a job begin again when one is lost",
+            hint="use rule chief or all_workers",
+        )
     if job.strategy.kind is StrategyKind.MULTI_WORKER and success.rule == "fraction" and success.fraction < 1:
         raise UnsupportedJob(
             f"success rule fraction {success.fraction:g} can't be kept under multi_worker: "
@@ -58,7 +64,8 @@ def check_supported(job: TrainingJob) -> None:
 
 def drives_steps(job: TrainingJob, role: RoleKind) -> bool:
     """Whether a replica of this role runs the loop; others are passive servers, or the evaluator."""
-    peers = job.strategy.kind is StrategyKind.MULTI_WORKER and role is RoleKind.WORKER
+    kinds = (StrategyKind.MULTI_WORKER, StrategyKind.CUSTOM)
+    peers = job.strategy.kind in kinds and role is RoleKind.WORKER
     return role is RoleKind.CHIEF or peers
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trainers.job.failures import Failure
 from trainers.job.files import read_json, write_json
 from trainers.job.observations import add_warning
+from trainers.job.shared import settle
 from trainers.job.spec import RoleKind, TrainingJob
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def lose_worker(replica: Replica, failure: Failure) -> Failure | None:
         write_json(marker, failure.to_dict())
 
     replica.tolerating("that it was given up", mark)
+    settle(folder)
     text = f"it was given up: {failure.failure_class}: {failure.reason}"
     replica.tolerating("a warning", lambda: add_warning(folder, replica.name, text))
     lost = {**given_up(folder), index: failure}

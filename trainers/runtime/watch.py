@@ -12,12 +12,13 @@ from pathlib import Path
 from trainers.job.failures import FailureClass
 from trainers.job.record import Attempt, Heartbeat, JobRecord
 from trainers.job.spec import RoleKind
-from trainers.runtime.deliver import Delivery
+from trainers.runtime.delivery import Delivery
 from trainers.runtime.logs import LogPump
 from trainers.runtime.process import Child
 from trainers.runtime.replica import Replica
+from trainers.runtime.usage import Usage
 
-__all__ = ["Bell", "End", "Watch", "stack_file"]
+__all__ = ["REPLACED", "Bell", "End", "Watch", "stack_file"]
 
 # Phases of a trainer that has made its first step.
 _STEPPING = ("training", "saving", "ended")
@@ -66,13 +67,17 @@ class End:
     """Why a watch ended.
 
     exited: the trainer did; over: the job is; stalled: no step within the budget; terminated: SIGTERM; alone:
-    peers did not come; regenerated: the gang begins a new life; blamed: it does because of this replica, whose pod
-    has to be replaced; overdue: the job has taken longer than its total budget.
+    peers did not come; replaced: another pod has this replica's place; regenerated: the gang begins a new life;
+    blamed: it does because of this replica, whose pod has to be replaced; overdue: the job has taken longer than
+    its total budget.
     """
 
     why: str
     code: int | None = None
     reason: str = ""
+
+
+REPLACED = End("replaced", reason="another pod has taken this one's place, as if it were lost with its node")
 
 
 class Watch:
@@ -95,6 +100,14 @@ class Watch:
         self._attempt = attempt
         self._bell = bell
         self._delivery = delivery
+        self._usage = Usage(
+            self._record.folder,
+            replica.name,
+            replica.environ,
+            began=self._record.began,
+            clock=replica.clock,
+            now=replica.now,
+        )
         self.barrier = barrier
         self._seen: tuple[str, int | None, float] | None = None
         self._changed = replica.clock()
@@ -126,7 +139,10 @@ class Watch:
             return self._over(now)
         if self._bell.rung:
             return self._leaving(now)
+        if self._r.is_replaced():
+            return REPLACED
         self._note_progress(now)
+        self._usage.poll(self._child.pid)
         return self._late(now) or self._alone(now) or self._regenerated() or self._stalled(now)
 
     # ---- one look each
