@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainers.records import blocks as blocks_module
 from trainers.records.convert import feature_of
 from trainers.records.errors import InvalidOption
+from trainers.records.examples import examples
 from trainers.records.frames import frames
 from trainers.records.read import Dataset
 from trainers.records.schema import Schema
@@ -123,6 +124,17 @@ def test_both_layouts_read_the_same(both):
     examples = tf.constant(list(frames(rows.manifest.folder / rows.manifest.shards[0].file)))
     assert values([blocks.parse(examples)]) == values([rows.parse(examples)])
     assert blocks.feature_spec() == rows.feature_spec()
+
+
+def test_rows_come_as_examples_from_both_layouts(both):
+    rows, blocks = both
+    for split in ("train", "eval"):
+        want, got = (np.concatenate(list(examples(data, split, 37))) for data in both)
+        assert len(got) == len(want) == rows.count(split)
+        assert values([blocks.parse(tf.constant(got))]) == values([rows.parse(tf.constant(want))])
+        # Those that lack a value lack it again.
+        masked = rows.with_masks()
+        assert values([masked.parse(tf.constant(got))]) == values([masked.parse(tf.constant(want))])
 
 
 def test_shares_leave_nothing_out_and_nothing_twice(both):

@@ -150,8 +150,27 @@ def test_too_few_rows_are_unknown_not_passed():
     assert found.measures[0].value is None
     assert "99 rows are too few to tell" in str(found)
     texts = [f"user-{i}" for i in range(10_001)]
-    many = measured(texts, texts, "string")["linf"]
-    assert (many.verdict, "too many different values" in many.words) == (UNKNOWN, True)
+    many = measured(texts, texts, "string")
+    assert (many["linf"].verdict, "counts are bounds" in many["linf"].words) == (PASS, True)
+    for name in ("new_values", "vanished_values"):
+        assert (many[name].verdict, "too many different values" in many[name].words) == (UNKNOWN, True)
+
+
+def test_shares_of_frequent_values_move_also_among_very_many():
+    rng = np.random.default_rng(2)
+    tail = [f"id-{i}" for i in rng.integers(0, 30_000, 40_000)]
+    before = [*tail, *["a"] * 8_000, *["b"] * 2_000]
+    after = [*tail, *["a"] * 1_000, *["b"] * 2_000, *["c"] * 7_000]
+    moved = measured(before, after, "string")["linf"]
+    assert moved.verdict == WARN
+    assert (
+        0.14 - 0.003 < moved.value <= 0.16
+    )  # the share of "a" went from 16 % to 2 %, that of "c" from 0 to 14 %
+    assert moved.value <= 0.14
+    # Where all values of one side are known, what the other has beside is new.
+    known = measured(["a", "b"] * 500, after, "string")
+    assert known["new_values"].value >= 0.13
+    assert known["vanished_values"].verdict == UNKNOWN
 
 
 def test_a_comparison_survives_json():

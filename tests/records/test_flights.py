@@ -77,10 +77,46 @@ def test_the_model_scales_by_statistics_and_takes_raw_values(january, tmp_path):
     batch = next(iter(records.dataset("train", 8192)))
     inputs = {tensor.name: batch[tensor.name] for tensor in model.inputs}
     assert model(inputs).shape == (8192, 1)
-    scaled = keras.Model(model.inputs, model.get_layer("dep_delay_scaled").output)
+    scaled = keras.Model(model.inputs, model.get_layer("dep_delay_normalized").output)
     every = {name: np.concatenate([b[name] for b in records.dataset("train", 4096)]) for name in inputs}
     values = np.asarray(scaled(every))
     assert abs(values.mean()) < 1e-3
     assert abs(values.std() - 1) < 1e-3
     with pytest.raises(UnusableTrainer, match="takes records, and the job has none"):
         module.build_model({})
+
+
+def test_the_layers_of_the_statistics_are_in_the_exported_graph(january, tmp_path):
+    import tensorflow as tf
+
+    from trainers.exporting.saved_model import write_saved_model
+    from trainers.models import flights
+    from trainers.records.examples import examples
+    from trainers.records.read import RecordsDataset
+    from trainers.runtime.module import TrainerModule
+    from trainers.task import Task
+
+    manifest = prepare(
+        january["source"], tmp_path / "records", name="flights", label="arr_delay", progress=lambda line: None
+    )
+    module = TrainerModule(flights)
+    model = module.build_model({}, str(manifest.path))
+    statistics = manifest.statistics["train"]
+    normalized = model.get_layer("distance_normalized")
+    assert float(np.asarray(normalized.mean).reshape(())) == pytest.approx(statistics["distance"]["mean"])
+    assert model.get_layer("carrier_index").get_vocabulary()[1:4] == [
+        v for v, _ in statistics["carrier"]["top"][:3]
+    ]
+    assert len(model.get_layer("dep_minute_binned").bin_boundaries) == flights.BINNED["dep_minute"] - 1
+    records = RecordsDataset.open(manifest.path)
+    names = [tensor.name for tensor in model.inputs]
+    write_saved_model(tmp_path / "saved", model, names, Task.of(module, {}), records)
+    batch = next(iter(records.dataset("eval", 64)))
+    raw = {name: batch[name] for name in names}
+    raw["carrier"] = tf.concat([[b"??"], raw["carrier"][1:]], 0)  # an airline that nobody has seen
+    loaded = tf.saved_model.load(str(tmp_path / "saved"))
+    answers = loaded.signatures["serving_default"](**raw)["predictions"].numpy().reshape(-1)
+    np.testing.assert_allclose(answers, np.asarray(model(raw)).reshape(-1), rtol=1e-5, atol=1e-4)
+    served = tf.constant(next(examples(records, "eval", 64)))
+    answers = loaded.signatures["examples"](examples=served)["predictions"].numpy().reshape(-1)
+    np.testing.assert_allclose(answers[1:], np.asarray(model(raw)).reshape(-1)[1:], rtol=1e-5, atol=1e-4)

@@ -15,14 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.records import native
+from trainers.records import native, sketch, units
 from trainers.records.encode import Encoder
 from trainers.records.errors import NativeUnavailable
-from trainers.records.native import NativeEncoder, compile
+from trainers.records.native import NativeEncoder, compile, numbers
 
 REPO = Path(__file__).parents[2]
 # A sanitized library is given by the test at the end, which runs this file once more.
 GIVEN = os.environ.get("TRAINYARD_NATIVE")
+
+
+NUMBERS = {
+    np.float32: st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.5, -1e-40, 3e38]),
+    np.int64: st.integers(-(2**63), 2**63 - 1) | st.integers(-50, 50) | st.integers(2**53 - 5, 2**53 + 5),
+}
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +110,44 @@ def test_a_wide_table(library, rows):
         pa.array(rng.normal(size=rows * 100).astype("f4")), 100
     )
     same(library, pa.RecordBatch.from_pydict(data))
+
+
+@pytest.mark.parametrize("room", [100, 2_000, 1 << 20])
+def test_pieces_are_the_same_bytes(library, monkeypatch, room):
+    """Whatever the room, down to less than a row takes; rows of one batch go to their writers from any piece."""
+    monkeypatch.setattr(native, "_PIECE", room)
+    rng = np.random.default_rng(room)
+    sizes = rng.choice([0, 3, 200, 5_000], 150)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "f": pa.array(rng.normal(size=150).astype("f4")),
+            "i": pa.array(rng.integers(0, 2**40, 150)),
+            "l": pa.array([[1.5] * int(n) for n in sizes[::-1]], pa.list_(pa.float32())),
+            "s": pa.array(["x" * int(n) for n in sizes]),
+        }
+    )
+    want = Encoder().encode(batch)
+    pieces = [(bytes(p.data), p.offsets.tolist()) for p in NativeEncoder(library).pieces(batch)]
+    assert b"".join(data for data, _ in pieces) == bytes(want.data)
+    assert sum(len(offsets) - 1 for _, offsets in pieces) == 150
+    assert (len(pieces) == 1) == (room == 1 << 20)
+    for encoder in (Encoder(), NativeEncoder(library)):
+        writers = [Kept() for _ in range(4)]
+        units._write_rows(encoder, batch, writers, [0, 0, 60, 61, 150])
+        assert [writer.rows for writer in writers] == [0, 60, 1, 89]
+        assert b"".join(writer.data for writer in writers) == bytes(want.data)
+        assert writers[2].data == bytes(want.data[want.offsets[60] : want.offsets[61]])
+
+
+class Kept:
+    """A writer that keeps what it gets."""
+
+    def __init__(self):
+        self.data, self.rows = b"", 0
+
+    def write(self, view, rows):
+        self.data += bytes(view)
+        self.rows += rows
 
 
 def test_nulls_under_lists_and_empty_buffers(library):
@@ -197,7 +241,7 @@ def test_numpy_takes_over_where_it_is_not(chosen, caplog, tmp_path):
 
 
 def test_one_of_another_version_is_not_taken(library, monkeypatch):
-    monkeypatch.setattr(native, "source_digest", lambda: "0" * 16)
+    monkeypatch.setattr(compile, "source_digest", lambda: "0" * 16)
     with pytest.raises(NativeUnavailable, match="of another version"):
         native.load.__wrapped__(Path(library._name))
 
@@ -262,3 +306,46 @@ def test_it_stays_within_its_buffers(tmp_path):
     report.write_text(json.dumps({"out": done.stdout[-3000:], "err": done.stderr[-3000:]}))
     assert done.returncode == 0, report.read_text()
     assert " passed" in done.stdout
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([np.float32, np.int64]), st.data(), st.integers(0, 20), st.integers(1, 30))
+def test_numbers_are_counted_as_numpy_counts_them(library, kind, data, shift, most):
+    values = np.array(data.draw(st.lists(NUMBERS[kind], min_size=1, max_size=80)), kind)
+    values = np.resize(values, len(values) * data.draw(st.integers(1, 40)))
+    found = numbers.summed(library, values, shift, most)
+    want = sketch._summed(values, shift, 8 * values.itemsize)
+    facts = ("n", "zeros", "nan", "infinite", "low", "high")
+    assert [getattr(found, f) for f in facts] == [getattr(want, f) for f in facts]
+    assert len(found.keys) <= most
+    assert found.shift >= shift
+    # Buckets are the finest that leave `most`.
+    for dropped in range(shift, found.shift + 1):
+        keys, counts = sketch._add_up(want.keys >> np.uint64(dropped - shift), want.counts)
+        assert (len(keys) <= most) == (dropped == found.shift)
+    assert found.keys.tolist() == keys.tolist()
+    assert found.counts.tolist() == counts.tolist()
+    hashes = sketch._hashes(values)
+    limit = int(np.sort(hashes)[len(hashes) // 2])
+    assert numbers.hashes_below(library, values, limit).tolist() == hashes[hashes <= limit].tolist()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+@pytest.mark.parametrize("spread", [3, 100, 30_000, 10**6, 2**50])
+def test_statistics_are_the_same_with_and_without_the_library(library, monkeypatch, kind, spread):
+    rng = np.random.default_rng(spread)
+    values = [rng.normal(0, spread, n).astype(kind) for n in (70_000, 50, 3_000)]
+    states = []
+    for chosen in (library, None):
+        monkeypatch.setattr(sketch, "chosen", lambda chosen=chosen: chosen)
+        found = sketch.NumberSketch(32 if kind == np.float32 else 64)
+        for some in values:
+            found.add(some)
+        states.append((found.state(), found.distinct.state(), found.different()))
+    assert states[0] == states[1]
+
+
+def test_numbers_that_are_none_never_reach_the_library(library):
+    for values in (np.zeros(0, np.float32), np.zeros((2, 2), np.int64), np.zeros(3)):
+        with pytest.raises(TypeError, match="must be some float32 or int64"):
+            numbers.summed(library, values, 0, 2048)

@@ -105,7 +105,9 @@ def test_killed_anywhere_it_ends_the_same_and_leaves_nobody(source, tmp_path):
         for _ in range(kill):  # later each time
             process.stdout.readline()
         time.sleep(rng.uniform(0, 0.5))
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have come to its end by now
+            children = psutil.Process(process.pid).children(recursive=True)
         victim = rng.choice(children) if children and kill % 2 else process
         victim.kill()
         process.communicate(timeout=60)

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from trainers.job.failures import FailureClass
+from trainers.job.files import sha256_of_file
 from trainers.records.errors import ColumnError, DatasetCorrupt, DatasetMissing, InvalidOption
-from trainers.records.manifest import Manifest, Shard, content_digest, sha256_of_file
+from trainers.records.manifest import Manifest, Shard, content_digest
 from trainers.records.options import Options, fingerprint
 from trainers.records.schema import Feature, Schema
 

@@ -7,13 +7,14 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.records import tfdv_oracle
 from trainers.records.schema import Feature, Schema
 from trainers.records.sketch import MAX_BUCKETS, DistinctSketch, NumberSketch
-from trainers.records.statistics import Statistics
+from trainers.records.statistics import Statistics, domain_of
+from trainers.records.values import HEAVY
 
 SCHEMA = Schema(
     [
@@ -59,6 +60,8 @@ rows = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
+@example([(0.0, None, None, []), (-0.0, None, None, [])], [1], random.Random(1))
+@example([(-0.0, None, None, []), (0.0, None, None, [])], [1], random.Random(1))
 @given(rows, st.lists(st.integers(0, 60), max_size=4), st.randoms(use_true_random=False))
 def test_any_cut_in_any_order_is_the_whole(data, cuts, shuffle):
     whole = batch(*zip(*data, strict=True))
@@ -178,11 +181,68 @@ def test_text_up_to_and_beyond_what_is_counted():
         for state in order:
             merged.merge(state)
         assert merged.state() == whole.state()
-    assert "top" not in whole.summary()["s"]
+    assert "top" not in whole.summary()["s"]  # none is frequent
     assert whole.features["s"].distinct_values() == pytest.approx(30_000, rel=0.13)
     assert whole.summary()["s"]["mean_length"] == pytest.approx(
         np.mean([len(f"user-{i}") for i in range(30_000)])
     )
+
+
+@pytest.mark.parametrize("cut", [1, 7, 40])
+def test_frequent_texts_among_very_many_are_known_within_the_stated_error(cut):
+    rng = np.random.default_rng(cut)
+    values = np.concatenate([rng.zipf(1.3, 150_000) % 10**6, rng.integers(10**6, 2 * 10**6, 50_000)])
+    rng.shuffle(values)
+    schema = Schema([Feature("s", "string")])
+    states = []
+    for part in np.array_split(values, cut):
+        found = Statistics(schema)
+        for some in np.array_split(part, 5):
+            found.add(pa.RecordBatch.from_pydict({"s": pa.array([f"v{v}" for v in some])}))
+        states.append(json.loads(json.dumps(found.state())))
+    merged = Statistics(schema)
+    for i in rng.permutation(cut):
+        merged.merge(states[i])
+    feature = merged.features["s"]
+    counts, error = feature.frequent()
+    true = dict(zip(*np.unique(values, return_counts=True), strict=True))
+    assert 0 < error <= len(values) / (HEAVY + 1)
+    assert len(counts) <= HEAVY
+    for value, count in counts.items():
+        assert count <= true[int(value[1:])] <= count + error
+    assert all(f"v{value}" in counts for value, count in true.items() if count > error)
+    summary = merged.summary()["s"]
+    assert summary["top_error"] == error
+    assert [value for value, _ in summary["top"][:5]] == [f"v{v}" for v in (1, 2, 3, 4, 5)]
+    assert feature.counts() == {}
+    assert summary["distinct"] == pytest.approx(len(true), rel=0.13)
+
+
+def test_statistics_of_an_older_version_are_read():
+    schema = Schema([Feature("s", "string"), Feature("n", "int64")])
+    data = {"s": pa.array(["a", "b", "a"]), "n": pa.array([1, 2, 2])}
+    state = gathered(pa.RecordBatch.from_pydict(data), schema=schema).state()
+    state["s"]["values"] = [["a", "b"], [2, 1]]
+    state["n"]["distinct"] = [3, 5]  # the hashes of all values; a list, as it was once
+    older = Statistics.from_state(schema, state)
+    assert older.features["s"].counts() == {"a": 2, "b": 1}
+    assert older.features["n"].distinct_values() == 2
+    state["s"]["values"] = None  # too many
+    older = Statistics.from_state(schema, state)
+    assert (older.features["s"].counts(), older.features["s"].frequent()) == ({}, ({}, 3))
+
+
+def test_great_integers_are_told_apart_as_long_as_a_float_can():
+    schema = Schema([Feature("n", "int64")])
+    for first in (0, 2**53 - 50, 2**62):
+        values = np.arange(first, first + 100)
+        parts = [values[:30], values[30:], np.arange(10)]
+        found = gathered(*(pa.RecordBatch.from_pydict({"n": p}) for p in parts), schema=schema)
+        merged = Statistics(schema)
+        for part in parts[::-1]:
+            merged.merge(gathered(pa.RecordBatch.from_pydict({"n": part}), schema=schema).state())
+        assert without_rounding(found.state()) == without_rounding(merged.state())
+        assert found.features["n"].distinct_values() == len(np.unique(np.concatenate(parts)))
 
 
 def test_distinct_values_are_estimated_within_the_stated_error():
@@ -202,7 +262,7 @@ def test_without_detail_rows_are_counted_only():
     found.add(batch([1.0, None], [1, 2], ["a", "b"], [[1], []]))
     again = Statistics.from_state(SCHEMA, found.state())
     assert again.summary()["x"] == {"count": 2, "missing": 1}
-    assert again.features["s"].domain() is None
+    assert domain_of([again.features["s"]]) is None
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainers.job.files import write_bytes, write_json
+from trainers.job.files import sync_path, write_bytes, write_json
 from trainers.records.drift import Drift
 from trainers.records.errors import (
     ColumnError,
@@ -31,17 +31,18 @@ from trainers.records.manifest import (
     Shard,
     content_digest,
     counts_of,
+    raw_of,
 )
 from trainers.records.options import CODE_VERSION, Options, fingerprint
 from trainers.records.publishing import Prepared, Progress, publishing
 from trainers.records.quality import Known, baseline_of, check, recheck
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import SPEAK_EVERY, Source, SourceFile, list_files
-from trainers.records.statistics import Statistics
+from trainers.records.statistics import Statistics, domain_of
 from trainers.records.units import Unit, UnitResult
 from trainers.records.validate import check_threshold, merge
 from trainers.records.workers import Work, processes_for, write
-from trainers.records.write import sync_folder, temp_path
+from trainers.records.write import temp_path
 
 __all__ = ["Build", "Listing", "build", "judged", "look", "prepare"]
 
@@ -305,12 +306,11 @@ class Build:
 
     def _publish(self, schema: Schema, results: Sequence[UnitResult], bad: int) -> Manifest:
         by_split = {split: Statistics(schema) for split in SPLITS}
-        both = Statistics(schema)
         for result in results:
             for split, state in result.statistics.items():
                 by_split[split].merge(state)
-                both.merge(state)
-        schema = schema.replace(_described(f, both, given=self.options.schema is not None) for f in schema)
+        given = self.options.schema is not None
+        schema = schema.replace(_described(f, list(by_split.values()), given=given) for f in schema)
         shards = sorted((s for r in results for s in r.shards), key=_shard_order)
         counts = counts_of(shards)
         if not counts["train"]:
@@ -326,7 +326,7 @@ class Build:
         )
         baseline = baseline_of(self.options.baseline, self.options.output, self.options.span)
         _say_drift(check(self.folder, known, counts, bad, baseline), self.progress)
-        sync_folder(self.folder)
+        sync_path(self.folder)
         manifest = Manifest(
             name=self.options.name,
             digest=content_digest(schema.digest, shards),
@@ -342,8 +342,9 @@ class Build:
             code_version=CODE_VERSION,
             created=time.time(),
             span=self.options.span,
+            raw=raw_of(str(self.options.source), [(f.name, f.size, f.version) for f in self.listing.files]),
         ).save(self.folder / MANIFEST)
-        sync_folder(self.folder)
+        sync_path(self.folder)
         return manifest
 
 
@@ -355,11 +356,12 @@ def _shard_order(shard: Shard) -> tuple[int, str]:
     return SPLITS.index(shard.split), shard.file
 
 
-def _described(feature: Feature, statistics: Statistics, *, given: bool) -> Feature:
+def _described(feature: Feature, splits: Sequence[Statistics], *, given: bool) -> Feature:
     """A feature with what its values turned out to be."""
-    found = statistics.features[feature.name]
-    presence = feature.presence if given else ("optional" if found.missing else "required")
-    domain = found.domain()
+    found = [statistics.features[feature.name] for statistics in splits]
+    missing = any(one.missing for one in found)
+    presence = feature.presence if given else ("optional" if missing else "required")
+    domain = domain_of(found)
     if feature.names and domain is not None:
         domain = {**domain, "names": list(feature.names)}
     return dataclasses.replace(feature, presence=presence, domain=domain)

@@ -18,6 +18,10 @@ By default nothing fails: what is a failure only the data's owner knows. Thresho
 (see records.limits), or for all features in a JSON object {measure: {"warn": number, "fail": number or null}}.
 Below 100 rows on a side a measure says unknown, since chance alone would look like drift.
 
+Of more than 10,000 different texts the frequent ones have bounds in place of counts (see records.values): `linf` is
+then what the greatest change is at least, its words say within what, and values are called new or vanished only where
+all values of the other side are known.
+
 The divergence is over up to 20 bins that hold equal shares of both sides together, or over each value where there
 are few. Sources: J. Lin, Divergence measures based on the Shannon entropy, IEEE Trans. Inf. Theory 37(1), 1991; the
 measures are those of TensorFlow Data Validation.
@@ -56,6 +60,7 @@ LEAST_ROWS = 100
 _BINS = 20
 _A_BIN = 50  # rows, on average, or there are fewer bins
 _NAMED = 5  # values named in words
+_MOST_UNSURE = 0.05  # of a share, or it isn't told
 
 Thresholds = Mapping[str, Mapping[str, float | None]]
 
@@ -281,33 +286,44 @@ def jensen_shannon(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def _texts(old: FeatureStatistics, new: FeatureStatistics) -> list[Found]:
-    before, after = old.counts(), new.counts()
-    many = next((side for side, counts in ((old, before), (new, after)) if not counts), None)
-    if many is not None:
-        why = (
-            "no values to compare" if many.values is not None else "too many different values to compare each"
-        )
-        return [("linf", None, f"{why}, about {many.distinct_values()}")]
-    n, m = sum(before.values()), sum(after.values())
+    (before, unsure_before), (after, unsure_after) = old.frequent(), new.frequent()
+    n, m = old.value_count, new.value_count
+    if not n or not m:
+        return [("linf", None, "no values to compare")]
+    bounded = [side for side in (old, new) if side.values is not None and not side.values.exact]
+    # Where counts are bounds, a share may be this much greater than what was counted.
+    unsure = max(unsure_before / n, unsure_after / m)
     change = {v: after.get(v, 0) / m - before.get(v, 0) / n for v in sorted(before.keys() | after.keys())}
-    most = max(change, key=lambda value: abs(change[value]))
-    added = [v for v in after if v not in before]
-    gone = [v for v in before if v not in after]
-    new_share = sum(after[v] for v in added) / m
-    gone_share = sum(before[v] for v in gone) / n
+    most = max(change, key=lambda value: abs(change[value])) if change else ""
+    by = change.get(most, 0.0)
+    words = f"the share of {_quoted(most)} changed by {by:+.1%}" if most else "no value is frequent"
+    if bounded:
+        found = max(side.distinct_values() for side in bounded)
+        words += f", give or take {unsure:.1%}: counts are bounds, of about {found} different values"
+        if unsure > _MOST_UNSURE:
+            return [("linf", None, f"too many different values to compare each, about {found}")]
     return [
-        ("linf", abs(change[most]), f"the share of {_quoted(most)} changed by {change[most]:+.1%}"),
-        (
-            "new_values",
-            new_share,
-            f"{len(added)} new values{_names(added, after)} in {new_share:.1%} of rows",
-        ),
-        (
-            "vanished_values",
-            gone_share,
-            f"{len(gone)} values{_names(gone, before)} are gone, {gone_share:.1%} of rows before",
-        ),
+        ("linf", max(0.0, abs(by) - unsure), words),
+        _only_there("new_values", after, m, before, old, "new values{}", "in {:.1%} of rows"),
+        _only_there("vanished_values", before, n, after, new, "values{} are gone,", "{:.1%} of rows before"),
     ]
+
+
+def _only_there(
+    measure: str,
+    counts: Mapping[str, int],
+    n: int,
+    others: Mapping[str, int],
+    other: FeatureStatistics,
+    what: str,
+    share: str,
+) -> Found:
+    """Values that one side has and the other lacks, which can be told only where the other counted all of its own."""
+    if other.values is not None and not other.values.exact:
+        return measure, None, f"too many different values to know all, about {other.distinct_values()}"
+    lacking = [value for value in counts if value not in others]
+    rows = sum(counts[value] for value in lacking) / n
+    return measure, rows, f"{len(lacking)} {what.format(_names(lacking, counts))} {share.format(rows)}"
 
 
 def _quoted(value: str) -> str:

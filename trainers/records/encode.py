@@ -29,7 +29,7 @@ overlap (one item starts at every byte): a memcpy an item, 10 ns.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import crc32c
 import numpy as np
@@ -75,30 +75,39 @@ class Encoded:
 
 
 class _Block:
-    """Neighbouring columns that take the same bytes in every row: one template matrix."""
+    """Neighbouring columns that take the same bytes in every row: one template matrix.
+
+    `template` is a row of it without the values, which says where they go. A matrix of the batch before that has the
+    same one is taken again: nothing but values must be put in then.
+    """
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.columns = columns
         self.headers = [column.header(int(column.sizes[0])) for column in columns]
-        self.lengths = sum(
-            len(header) + int(column.sizes[0]) for header, column in zip(self.headers, columns, strict=True)
+        self.template = b"".join(
+            header + bytes(int(column.sizes[0])) for header, column in zip(self.headers, columns, strict=True)
         )
+        self.lengths = len(self.template)
+        self.matrix = np.empty((0, self.lengths), np.uint8)
+
+    def use(self, matrix: np.ndarray | None, count: int) -> None:
+        """Take the matrix of a batch before, or a new one."""
+        if matrix is None or len(matrix) < count:
+            matrix = np.empty((count, self.lengths), np.uint8)
+            matrix[:] = np.frombuffer(self.template, np.uint8)
+        self.matrix = matrix
 
     def write(self, out: np.ndarray, at: np.ndarray) -> None:
         width = self.lengths
-        template = b"".join(
-            header + bytes(int(column.sizes[0]))
-            for header, column in zip(self.headers, self.columns, strict=True)
-        )
-        block = np.empty((len(at), width), np.uint8)
-        block[:] = np.frombuffer(template, np.uint8)
+        block = self.matrix[: len(at)]
         offset = 0
         for header, column in zip(self.headers, self.columns, strict=True):
             offset += len(header)
             size = int(column.sizes[0])
             if size:
                 cells = np.ndarray((len(at),), item_type(size), block, offset, (width,))
-                cells[:] = overlapping(column.payload, size)[column.starts]
+                # Payloads of one size lie back to back, as nothing else is between them in any Arrow array.
+                cells[:] = np.ndarray((len(at),), item_type(size), column.payload, int(column.starts[0]))
             offset += size
         overlapping(out, width)[at] = rows_of(block)
 
@@ -189,13 +198,14 @@ def _crc_of_lengths(lengths: np.ndarray) -> np.ndarray:
 
 
 class Encoder:
-    """Turns record batches into framed TFRecords; keeps its buffer from batch to batch.
+    """Turns record batches into framed TFRecords; keeps its buffers from batch to batch.
 
     Not for two threads at once: have one each.
     """
 
     def __init__(self) -> None:
         self._buffer = np.empty(0, np.uint8)
+        self._matrices: dict[bytes, np.ndarray] = {}  # of the last batch, by template
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         """Encode every row of a batch of mapped columns as one framed record.
@@ -208,6 +218,7 @@ class Encoder:
         if not count:
             return Encoded(np.empty(0, np.uint8), np.zeros(1, np.int64))
         pieces = _pieces(columns, count)
+        self._take_matrices(pieces, count)
         features = np.zeros(count, np.int64)
         for piece in pieces:
             features += piece.lengths
@@ -227,6 +238,17 @@ class Encoder:
             at = at + piece.lengths
         self._frame(out, offsets, lengths)
         return Encoded(out, offsets)
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[Encoded]:
+        """The records of a batch in order, as they are best written: some or all at a time."""
+        if batch.num_rows:
+            yield self.encode(batch)
+
+    def _take_matrices(self, pieces: Sequence[_Block | _Ragged], count: int) -> None:
+        blocks = [piece for piece in pieces if isinstance(piece, _Block)]
+        for block in blocks:
+            block.use(self._matrices.get(block.template), count)
+        self._matrices = {block.template: block.matrix for block in blocks}
 
     def _room(self, size: int) -> np.ndarray:
         if len(self._buffer) < size:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainers.job.files import sha256_of_file
 from trainers.records.errors import SourceChanged, SourceEmpty, SourceMissing, SourceUnreadable
 from trainers.records.files import (
     COMPRESSED,
@@ -26,7 +27,6 @@ from trainers.records.files import (
     version_of,
 )
 from trainers.records.format import Format
-from trainers.records.manifest import sha256_of_file
 from trainers.records.partitions import partition_values
 
 __all__ = ["IMAGE_SUFFIXES", "SPEAK_EVERY", "TABLE_SUFFIXES", "list_files", "threads"]

@@ -48,7 +48,7 @@ def shared(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
 
 def _acquire(path: Path, waiting: Callable[[], None], kind: int) -> tuple[int, bool]:
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)  # less the process's mask
         try:
             held = _lock(fd, waiting, kind)
             # The holder before us may have removed the file that we waited for; then it guards nothing.

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainers.job.files import write_json
+from trainers.job.files import sha256_of_file, write_bytes
 from trainers.records.errors import DatasetCorrupt, DatasetMissing
 from trainers.records.schema import Schema
 
@@ -41,7 +41,7 @@ __all__ = [
     "Shard",
     "Span",
     "counts_of",
-    "sha256_of_file",
+    "raw_of",
     "told",
 ]
 
@@ -57,19 +57,19 @@ SPLITS = ("train", "eval", "test")
 _SHARD_FILE = re.compile(r"(\.\./[^./\\][^/\\]*/)?[^./\\][^/\\]*")
 
 
-def sha256_of_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while chunk := f.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def counts_of(shards: Sequence[Shard]) -> dict[str, int]:
     """Records of train, eval and, where there are any, test."""
     counts = {split: sum(s.records for s in shards if s.split == split) for split in SPLITS}
     return {split: count for split, count in counts.items() if count or split != "test"}
+
+
+def raw_of(source: str, files: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
+    """A manifest's `raw` of files as (name, bytes, SHA-256 or an object store's version); {} for none."""
+    if not files:
+        return {}
+    lines = "".join(f"{name} {size} {version}\n" for name, size, version in sorted(files))
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    return {"uri": source, "files": len(files), "bytes": sum(size for _, size, _ in files), "digest": digest}
 
 
 def told(counts: Mapping[str, int]) -> str:
@@ -115,8 +115,9 @@ class Manifest:
     `counts` are records a split; `statistics` are {split: {feature: {...}}} (see records.statistics);
     `quarantined` rows were refused and lie in quarantine.parquet; `options` are those of `prepare` that shape
     the content; `created` is seconds since 1970; `span` is the part of a longer dataset that this is, "" for a
-    whole one, and `spans` are those that a window is made of. `path` is where the manifest was read from or
-    written to; it is no part of the value.
+    whole one, and `spans` are those that a window is made of. `raw` is what the source held: {"uri", "files",
+    "bytes", "digest"}, the digest over the files' names, sizes and contents; {} where that is not known. `path` is
+    where the manifest was read from or written to; it is no part of the value.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Manifest:
     created: float
     span: str = ""
     spans: Sequence[Span] = ()
+    raw: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     path: Path | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -223,7 +225,20 @@ class Manifest:
 
     def save(self, path: Path) -> Manifest:
         """Write the manifest atomically; the same manifest with its `path`."""
-        write_json(path, self.to_dict())
+        document = self.to_dict()
+        statistics = document.pop("statistics")
+        text = json.dumps(document, indent=1, sort_keys=True)
+        # A line a feature: with a line a number Python's encoder would take longer than the statistics themselves.
+        lines = (
+            f"{json.dumps(split)}: {{\n"
+            + ",\n".join(
+                f" {json.dumps(name)}: {json.dumps(found, sort_keys=True)}" for name, found in by.items()
+            )
+            + "\n }"
+            for split, by in statistics.items()
+        )
+        whole = text.removesuffix("\n}") + ',\n "statistics": {' + ", ".join(lines) + "}\n}\n"
+        write_bytes(path, whole.encode())
         return dataclasses.replace(self, path=path)
 
     @classmethod

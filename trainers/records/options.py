@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from trainers.job.files import sha256_of_file
 from trainers.records.errors import InvalidOption
 from trainers.records.format import Format, check_partitions
-from trainers.records.manifest import sha256_of_file
 from trainers.records.schema import Schema
 from trainers.records.splits import SplitRule
 

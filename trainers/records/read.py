@@ -13,20 +13,22 @@ An order is a function of seed, epoch and share, so reading can go on where it s
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers.job.files import sha256_of_file
 from trainers.records.errors import DatasetCorrupt, InvalidOption
 from trainers.records.evolution import BREAKING, SchemaBreaks, compare, stored_as, widen
-from trainers.records.frames import find_damage
-from trainers.records.manifest import SPLITS, Manifest, Shard, sha256_of_file
+from trainers.records.manifest import SPLITS, Manifest, Shard
+from trainers.records.masks import masked, spec_of, with_masks
 from trainers.records.read_blocks import BlockReader, plain, seed_from
-from trainers.records.salvage import Salvage, pieces, salvage
-from trainers.records.schema import MISSING_VALUES, Feature, Schema
-from trainers.records.shares import Order, Share, share_of
+from trainers.records.salvage import Salvage, damage_of, pieces, salvage
+from trainers.records.schema import Schema
+from trainers.records.shares import Order, Share, is_count, share_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -55,6 +57,7 @@ class RecordsDataset:
         self.schema = schema
         self.stored = schema if stored is None else stored
         self.on_corrupt = on_corrupt
+        self.masks: tuple[str, ...] = ()
         self.skipped: dict[str, int] = {}
         self._salvaged: dict[str, Salvage | None] = {}
         self._blocks: BlockReader | None = None  # what reads the records where they are blocks
@@ -113,13 +116,28 @@ class RecordsDataset:
         count = self.count(split, shard=shard)
         return count // batch_size if drop_remainder else -(-count // batch_size)
 
+    def with_masks(self, masks: bool | Sequence[str] = True) -> RecordsDataset:
+        """The same dataset, which also says where values are missing: `km_missing`, int64 [batch], 1 where `km` is.
+
+        For all optional features, or those that are named; see records.masks. All that reads and parses has them.
+        """
+        found = copy.copy(self)
+        found.masks = masked(self.schema, masks)
+        if found._blocks is not None:
+            rows = self.manifest.options["block_rows"]
+            found._blocks = BlockReader(self.stored, self.schema, rows, found.masks)
+        return found
+
     def feature_spec(self) -> dict[str, Any]:
         """What `tf.io.parse_example` takes for these records.
 
         Lists of any length are RaggedFeatures; optional features get a default where they are missing: NaN,
-        -1, "" (see schema.MISSING_VALUES).
+        -1, "" (see schema.MISSING_VALUES). Those with a mask are lists here, of which `decode` makes values and mask.
         """
-        return {feature.name: _feature_spec(stored_as(feature, self.stored)) for feature in self.schema}
+        return {
+            feature.name: spec_of(stored_as(feature, self.stored), masked=feature.name in self.masks)
+            for feature in self.schema
+        }
 
     def decode(self, parsed: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Turn what `parse_example` gives for a batch into what a model takes; the same in training and export.
@@ -129,6 +147,7 @@ class RecordsDataset:
         """
         import tensorflow as tf
 
+        parsed = with_masks(parsed, [stored_as(self.schema[name], self.stored) for name in self.masks])
         out = widen(parsed, self.stored, self.schema)
         for feature in self.schema:
             if feature.encoding == "raw" and feature.name in out:
@@ -154,6 +173,7 @@ class RecordsDataset:
         drop_remainder: bool = False,
         cache: bool = False,
         start: int = 0,
+        masks: bool | Sequence[str] = False,
     ) -> tf.data.Dataset:
         """Batches of a split as dicts of tensors, in the order of the files unless shuffled.
 
@@ -167,13 +187,19 @@ class RecordsDataset:
             start: batches to leave out, over all epochs: after n batches of a dataset, the same one with
                 start=n gives what would have come next. Costs at most an epoch of reading without parsing;
                 needs the seed when shuffled.
+            masks: which features' masks to give beside them, see `with_masks`.
 
         Raises InvalidOption for a share that has no record, or fewer than a whole batch when remainders are
         dropped: such a dataset would be empty, or never give anything when repeated.
         """
         import tensorflow as tf
 
-        if not _is_count(batch_size) or not batch_size:
+        if masks:
+            return self.with_masks(masks).dataset(
+                split, batch_size, shuffle=shuffle, seed=seed, repeat=repeat, shard=shard,
+                drop_remainder=drop_remainder, cache=cache, start=start,
+            )  # fmt: skip
+        if not is_count(batch_size) or not batch_size:
             raise InvalidOption("batch_size", "be a whole number above 0", batch_size)
         count = self.count(split, shard=shard)
         if not count:
@@ -183,7 +209,7 @@ class RecordsDataset:
                 "batch_size", f"be at most the {count} records of shard {shard} of split {split}", batch_size
             )
         per_epoch = count // batch_size if drop_remainder else -(-count // batch_size)
-        if not _is_count(start) or (not repeat and start > per_epoch):
+        if not is_count(start) or (not repeat and start > per_epoch):
             limit = "" if repeat else f" and at most the {per_epoch} batches of the epoch"
             raise InvalidOption("start", f"be a whole number of batches of 0 or more{limit}", start)
         if start and shuffle and seed is None:
@@ -223,20 +249,7 @@ class RecordsDataset:
 
     def damage(self) -> DatasetCorrupt | None:
         """What is wrong with the first damaged shard, with record and byte; None when all are whole."""
-        for shard in self.manifest.shards:
-            path = self.manifest.folder / shard.file
-            if not path.exists():
-                return DatasetCorrupt(str(path), "is not there, though its manifest names it")
-            found = find_damage(path, self._compression)
-            if found is not None:
-                return DatasetCorrupt(
-                    str(path), f"is damaged at record {found.record}, byte {found.offset}: {found.problem}"
-                )
-        try:
-            self.manifest.verify()
-        except DatasetCorrupt as e:
-            return e
-        return None
+        return damage_of(self.manifest, self._compression)
 
     @property
     def _compression(self) -> str:
@@ -385,24 +398,3 @@ class RecordsDataset:
 
 # The name that opens one.
 Dataset = RecordsDataset
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _feature_spec(feature: Feature) -> Any:
-    import tensorflow as tf
-
-    if feature.encoding != "plain" or feature.type in ("string", "bytes"):
-        dtype = tf.string
-    else:
-        dtype = tf.float32 if feature.type == "float32" else tf.int64
-    if feature.ragged:
-        return tf.io.RaggedFeature(dtype)
-    shape = [] if feature.encoding == "raw" else list(feature.shape)
-    if feature.presence == "required":
-        return tf.io.FixedLenFeature(shape, dtype)
-    default = MISSING_VALUES[feature.type] if feature.default is None else feature.default
-    values = [default] * feature.size
-    return tf.io.FixedLenFeature(shape, dtype, default_value=values if shape else default)

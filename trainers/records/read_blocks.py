@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainers.records.errors import InvalidOption
 from trainers.records.layout import BlockShape, missing_value
+from trainers.records.masks import mask_name
 from trainers.records.schema import Feature, Schema
 from trainers.records.shares import Share
 
@@ -31,8 +32,10 @@ Packed = Mapping[str, Any]
 class BlockReader:
     """Reads blocks of the `stored` schema as rows of a newer one; `block_rows` is how many rows most have."""
 
-    def __init__(self, stored: Schema, schema: Schema, block_rows: int) -> None:
+    def __init__(self, stored: Schema, schema: Schema, block_rows: int, masks: Sequence[str] = ()) -> None:
+        """`masks` are features whose masks are wanted beside them."""
         self._stored = stored
+        self._masks = tuple(masks)
         self._schema = schema
         self._shape = BlockShape.of(stored)
         self._block_rows = block_rows
@@ -46,7 +49,9 @@ class BlockReader:
             if f.name in stored
             and stored[f.name].presence == "optional"
             and (
-                f.type != stored[f.name].type or repr(missing_value(f)) != repr(missing_value(stored[f.name]))
+                f.name in self._masks
+                or f.type != stored[f.name].type
+                or repr(missing_value(f)) != repr(missing_value(stored[f.name]))
             )
         ]
 
@@ -104,7 +109,18 @@ class BlockReader:
         found |= {feature.name: packed[f"raw/{feature.name}"] for feature in self._shape.raw}
         found |= {feature.name: packed[f"bytes/{feature.name}"] for feature in self._shape.texts}
         # In the order of parse_example.
-        return {f.name: self._as_wanted(f, found, packed) for f in sorted(self._schema, key=lambda f: f.name)}
+        wanted = {
+            f.name: self._as_wanted(f, found, packed) for f in sorted(self._schema, key=lambda f: f.name)
+        }
+        return wanted | {mask_name(name): self._mask(name, packed) for name in self._masks}
+
+    def _mask(self, name: str, packed: Packed) -> tf.Tensor:
+        """Where a feature has no value: everywhere for one that no record holds."""
+        import tensorflow as tf
+
+        if name in self._masked:
+            return tf.cast(packed[f"missing/{name}"], tf.int64)
+        return tf.fill([_count(packed)], tf.constant(int(name not in self._stored), tf.int64))
 
     def _as_wanted(self, feature: Feature, found: Packed, packed: Packed) -> tf.Tensor:
         """A feature as the newer schema has it, see records.evolution."""

@@ -302,6 +302,6 @@ def _number(value: float | None) -> str:
 def _text(value: str, most: int = _TEXT) -> str:
     """Text of the data for HTML: cut, without control characters, escaped."""
     shown = value if len(value) <= most else value[: most - 1] + "…"
-    return html.escape(
-        "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown), quote=True
-    )
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
+    return html.escape(shown, quote=True)

@@ -1,4 +1,4 @@
-"""What can still be read of a damaged shard: for readers that were asked to go on without the rest."""
+"""Damaged shards: what is wrong with them, and what readers that were asked to go on can still have of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainers.records.frames import HEAD, TAIL, masked_crc
+from trainers.records.errors import DatasetCorrupt
+from trainers.records.frames import HEAD, TAIL, find_damage, masked_crc
+from trainers.records.manifest import Manifest
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["Salvage", "pieces", "salvage"]
+__all__ = ["Salvage", "damage_of", "pieces", "salvage"]
 
 _CHUNK = 1 << 22
 
@@ -98,3 +100,21 @@ def pieces(path: str, found: Salvage) -> tf.data.Dataset:
         return places.map(plain(lambda start, size: tf.strings.substr(everything, start, size)))
 
     return tf.data.Dataset.from_tensors(path).map(tf.io.read_file).flat_map(plain(cut))
+
+
+def damage_of(manifest: Manifest, compression: str) -> DatasetCorrupt | None:
+    """What is wrong with the first damaged shard of a dataset, with record and byte; None when all are whole."""
+    for shard in manifest.shards:
+        path = manifest.folder / shard.file
+        if not path.exists():
+            return DatasetCorrupt(str(path), "is not there, though its manifest names it")
+        found = find_damage(path, compression)
+        if found is not None:
+            return DatasetCorrupt(
+                str(path), f"is damaged at record {found.record}, byte {found.offset}: {found.problem}"
+            )
+    try:
+        manifest.verify()
+    except DatasetCorrupt as e:
+        return e
+    return None

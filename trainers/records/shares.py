@@ -12,7 +12,7 @@ from trainers.records.manifest import Shard
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["Order", "Share", "share_of"]
+__all__ = ["Order", "Share", "is_count", "share_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,3 +65,8 @@ class Order:
         import tensorflow as tf
 
         return tf.where(number == self.first, tf.constant(self.offset, tf.int64), tf.constant(0, tf.int64))
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is a whole number of 0 or more; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

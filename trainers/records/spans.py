@@ -172,6 +172,7 @@ def _write(
         quarantined=quarantined,
         created=time.time(),
         spans=chosen,
+        raw={},  # that of each span is in the span's own manifest
     ).save(folder / MANIFEST)
 
 

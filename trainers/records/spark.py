@@ -13,14 +13,21 @@ statistics and writes the manifest. `order_by` must tell rows apart (a key), or 
 would be Spark's chance. Then the digest is that of one process that prepares the same units from Parquet.
 
 The rest of the spec are options of `prepare`. A table is what Spark reads as Parquet. Python and this package must be
-the same on driver and workers. For encoding alone take no Spark: see docs/adr/0004-no-engine-for-records.md.
+the same on driver and workers. `answer` names a file for what the step answers, {"manifest": ...}, since
+SparkSubmitOperator hands nothing back. For encoding alone take no Spark: see docs/adr/0004-no-engine-for-records.md.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__" and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
+    # spark-submit gives a file, and Python then looks beside it first: our statistics would hide Python's own.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainers.job.errors import ConfigError
+from trainers.job.files import write_json
 from trainers.job.termination import run_step
 from trainers.records.build import Build, Listing
 from trainers.records.convert import feature_of
@@ -44,7 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["encode_frame", "main"]
 
 _RESULT = "unit long, result string"
-_OWN = ("tables", "sql", "order_by", "units")
+_NEEDED = ("tables", "sql", "order_by", "units")
+_OWN = (*_NEEDED, "answer")
 
 
 class _Partitions:
@@ -155,7 +164,7 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     from trainers.records.listing import list_files
 
-    missing = [name for name in (*_OWN, "output", "name", "label") if not spec.get(name)]
+    missing = [name for name in (*_NEEDED, "output", "name", "label") if not spec.get(name)]
     if missing:
         raise ConfigError(f"the spec lacks {', '.join(missing)}")
     spark = SparkSession.builder.appName(f"records of {spec['name']}").getOrCreate()
@@ -166,7 +175,7 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
         spark.read.parquet(str(path)).createOrReplaceTempView(name)
     options = {name: value for name, value in spec.items() if name not in _OWN}
     options.setdefault("source", next(iter(spec["tables"].values())))
-    return encode_frame(
+    answer = encode_frame(
         spark.sql(spec["sql"]),
         made_from=made_from,
         order_by=spec["order_by"],
@@ -174,6 +183,9 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
         progress=_say,
         **options,
     ).answer()
+    if spec.get("answer"):
+        write_json(Path(spec["answer"]), answer)
+    return answer
 
 
 def _say(line: str) -> None:

@@ -4,8 +4,9 @@
 Of each feature: `count` rows, `missing` rows, and
     numbers       `min`, `max`, `mean`, `std` (of all values, population), `zeros`, `distinct`, `quantiles`
                   [[share, value], ...] and `histogram` over finite values; `nan` and `infinite` values apart
-    text, bytes   `min_length`, `max_length`, `mean_length` in bytes; `distinct`; and `top` [[value, count], ...]
-                  as long as there are not too many different values
+    text, bytes   `min_length`, `max_length`, `mean_length` in bytes; `distinct`; of text `top` [[value, count], ...],
+                  and `top_error` where there are too many different values to count each: a value was there as
+                  often as `top` says, or up to `top_error` times more often
     raw pixels    as numbers
     lists         `min_values`, `max_values`, `mean_values` a row, and the above over all values
 
@@ -17,8 +18,9 @@ to 10,000 different texts and 2,048 different numbers, and above that an estimat
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,64 +31,15 @@ import pyarrow.types as pt
 from trainers.records.schema import Feature, Schema
 from trainers.records.sketch import DistinctSketch, Moments, NumberSketch
 from trainers.records.split import hash_values
+from trainers.records.values import ValueCounts
 
-__all__ = ["FeatureStatistics", "Statistics"]
+__all__ = ["FeatureStatistics", "Statistics", "domain_of"]
 
-MAX_DISTINCT = 10_000  # more different values than this are no vocabulary, and their top says little
-MAX_TEXT = 2 << 20  # bytes of different values, likewise
 TOP = 20
 VOCABULARY = 100  # so many distinct values become a feature's domain
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 BARS = 20  # of a summary's histogram
-_AT_ONCE = 32_768  # numbers put together before they are looked at: fewer calls, and a sketch's window pays
-
-
-class _ValueCounts:
-    """How often each text was there, as Arrow tables that are summed up now and then."""
-
-    def __init__(self) -> None:
-        self._parts: list[pa.Table] = []
-        self._state: list[list[Any]] | None = None  # until more comes
-
-    def add(self, array: pa.Array) -> bool:
-        """Count the values of a batch; False when there are too many different ones."""
-        counts = pc.value_counts(array)
-        return self._take(counts.field("values"), counts.field("counts"))
-
-    def merge(self, state: list[list[Any]]) -> bool:
-        """Take in another's `state`; False as for `add`."""
-        return self._take(pa.array(state[0], pa.string()), pa.array(state[1], pa.int64()))
-
-    def state(self) -> list[list[Any]] | None:
-        """Values in their order and their counts, as two lists; None when there are too many."""
-        if self._state is None and self._sum_up():
-            table = self._parts[0].sort_by("values") if self._parts else None
-            self._state = [table[name].to_pylist() for name in table.column_names] if table else [[], []]
-        return self._state
-
-    def hashes(self) -> np.ndarray:
-        """Hashes of all values so far."""
-        none = np.zeros(0, np.uint64)
-        return np.concatenate([none, *(hash_values(c) for t in self._parts for c in t["values"].chunks)])
-
-    def _take(self, values: pa.Array, counts: pa.Array) -> bool:
-        self._state = None
-        self._parts.append(pa.table({"values": values.cast(pa.string()), "counts": counts}))
-        few = sum(map(len, self._parts)) <= 4 * MAX_DISTINCT
-        return (few and sum(map(_text, self._parts)) <= 4 * MAX_TEXT) or self._sum_up()
-
-    def _sum_up(self) -> bool:
-        if self._parts:
-            groups = pa.concat_tables(self._parts).group_by("values", use_threads=False)
-            table = groups.aggregate([("counts", "sum")]).select(["values", "counts_sum"])
-            self._parts = [table.rename_columns(["values", "counts"])]
-            return len(table) <= MAX_DISTINCT and _text(table) <= MAX_TEXT
-        return True
-
-
-def _text(counts: pa.Table) -> int:
-    """Bytes of the values of some counts."""
-    return pc.sum(pc.binary_length(counts["values"])).as_py() or 0
+_AT_ONCE = 65_536  # numbers put together before they are looked at: fewer calls, and a sketch's window pays
 
 
 class FeatureStatistics:
@@ -102,9 +55,11 @@ class FeatureStatistics:
         self.ranges: dict[str, int | float] = {}
         self.moments = Moments()
         self.numbers = NumberSketch(32 if feature.type == "float32" else 64)
-        self.distinct = DistinctSketch()
-        self.values: _ValueCounts | None = _ValueCounts() if feature.type == "string" else None
+        self.distinct = self.numbers.distinct if self.numeric else DistinctSketch()
+        self.values = ValueCounts() if feature.type == "string" else None
         self._waiting: list[np.ndarray] = []
+        self._rows_waiting = 0
+        self._summary: dict[str, Any] | None = None  # until more comes
 
     @property
     def numeric(self) -> bool:
@@ -113,6 +68,7 @@ class FeatureStatistics:
 
     def add(self, array: pa.Array) -> None:
         """Take in the mapped values of a batch."""
+        self._summary = None
         self.count += len(array)
         self.missing += array.null_count
         if not self.detail:
@@ -132,50 +88,50 @@ class FeatureStatistics:
         else:
             self._add_numbers(array.to_numpy(zero_copy_only=False))
 
-    def _lengths(self, name: str, lengths: pa.Array) -> None:
-        if len(lengths):
-            found = lengths.to_numpy(zero_copy_only=False)
-            self._range(f"min_{name}", f"max_{name}", found.min().item(), found.max().item())
-            self.totals[name] = self.totals.get(name, 0) + int(found.sum(dtype=np.int64))
+    def _lengths(self, name: str, lengths: pa.Array) -> int:
+        if not len(lengths):
+            return 0
+        found = lengths.to_numpy(zero_copy_only=False)
+        self._range(f"min_{name}", f"max_{name}", found.min().item(), found.max().item())
+        total = int(found.sum(dtype=np.int64))
+        self.totals[name] = self.totals.get(name, 0) + total
+        return total
 
     def _range(self, low: str, high: str, a: float, b: float) -> None:
+        # Of -0.0 and 0.0 each is the smaller, whichever comes first: one zero, or the order of units would show.
+        a, b = a or abs(a), b or abs(b)
         self.ranges[low] = min(self.ranges.get(low, a), a)
         self.ranges[high] = max(self.ranges.get(high, b), b)
 
     def _add_numbers(self, values: np.ndarray) -> None:
         while len(values):
-            room = _AT_ONCE - sum(map(len, self._waiting))
-            self._waiting.append(values[:room])
-            if len(values) < room:
-                return
-            self._take_waiting()
-            values = values[room:]
+            some = values[: _AT_ONCE - self._rows_waiting]
+            self._waiting.append(some)
+            self._rows_waiting += len(some)
+            if self._rows_waiting == _AT_ONCE:
+                self._take_waiting()
+            values = values[len(some) :]
 
     def settle(self) -> None:
-        """Take in numbers that still wait to be looked at with others, before anything is read off."""
+        """Take in values that still wait to be looked at with others, before anything is read off."""
         self._take_waiting()
-        if self.values is not None and self.values.state() is None:
-            self._overflow()
+        if self.values is not None:
+            self.values.settle()
+            self.distinct.add(self.values.new_hashes())
 
     def _take_waiting(self) -> None:
         if not self._waiting:
             return
         values = np.concatenate(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
-        self._waiting = []
-        # The sum is finite when all values are (but for an overflow): cheaper than a mask.
-        if values.dtype.kind == "f" and not math.isfinite(float(np.add.reduce(values, dtype=np.float64))):
-            finite = np.isfinite(values)
-            nan = int(np.isnan(values).sum())
-            self.odd["nan"] += nan
-            self.odd["infinite"] += int((~finite).sum()) - nan
-            values = values[finite]
-            if not len(values):
-                return
-        self._range("min", "max", values.min().item(), values.max().item())
-        self.moments.add(values)
-        self.odd["zeros"] += int(len(values) - np.count_nonzero(values))
-        self.numbers.add(values)
-        self.distinct.add_numbers(values)
+        self._waiting, self._rows_waiting = [], 0
+        found = self.numbers.add(values)
+        self.odd["zeros"] += found.zeros
+        self.odd["nan"] += found.nan
+        self.odd["infinite"] += found.infinite
+        if found.low is None or found.high is None:
+            return
+        self._range("min", "max", found.low, found.high)
+        self.moments.add(values if found.n == len(values) else values[np.isfinite(values)])
 
     def _add_pixels(self, array: pa.Array) -> None:
         size = array.type.byte_width
@@ -189,24 +145,18 @@ class FeatureStatistics:
         self.moments.add_moments(len(data), mean, float(counts.dot((np.arange(256) - mean) ** 2)))
         self.odd["zeros"] += int(counts[0])
         self.numbers.add_counts(present, counts[present])
-        self.distinct.add_numbers(present)
 
     def _add_bytes(self, array: pa.Array) -> None:
-        self._lengths("length", pc.binary_length(array))
+        size = self._lengths("length", pc.binary_length(array))
         if self.values is None:
             self.distinct.add(hash_values(array))
-        elif not self.values.add(array):
-            self._overflow()
-
-    def _overflow(self) -> None:
-        """Too many different values to count each: only about how many there are from here on."""
-        if self.values is not None:
-            self.distinct.add(self.values.hashes())
-            self.values = None
+        else:
+            self.values.add(array, size)
+            self.distinct.add(self.values.new_hashes())
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Take in what another accumulator's `state` says."""
-        self._take_waiting()
+        self._summary = None
         self.count += state["count"]
         self.missing += state["missing"]
         self.detail = self.detail and state["detail"]
@@ -217,20 +167,14 @@ class FeatureStatistics:
         for name, value in state["ranges"].items():
             pick = min if name.startswith("min") else max
             self.ranges[name] = pick(self.ranges.get(name, value), value)
-        self.distinct.merge(state["distinct"])
         if self.numeric:
             self.moments.merge(state["moments"])
-            self.numbers.merge(state["numbers"])
-        elif self.feature.type == "string":
-            self._merge_values(state["values"])
-
-    def _merge_values(self, theirs: list[list[Any]] | None) -> None:
-        if theirs is None:
-            self._overflow()
-        elif self.values is None:
-            self.distinct.add(hash_values(pa.array(theirs[0], pa.string())))
-        elif not self.values.merge(theirs):
-            self._overflow()
+            self.numbers.merge(state["numbers"], state["distinct"])
+            return
+        self.distinct.merge(state["distinct"])
+        if self.values is not None:
+            self.values.merge(_counts_of(state))
+            self.distinct.add(self.values.new_hashes())
 
     def state(self) -> dict[str, Any]:
         """All that `merge` needs, as JSON values."""
@@ -242,20 +186,25 @@ class FeatureStatistics:
             "odd": dict(self.odd),
             "totals": dict(self.totals),
             "ranges": dict(self.ranges),
-            "distinct": self.distinct.state(),
         }
         if self.numeric:
             out |= {"moments": self.moments.state(), "numbers": self.numbers.state()}
-        elif self.feature.type == "string":
-            out["values"] = self.values.state() if self.values is not None else None
+        elif self.values is not None:
+            out["values"] = self.values.state()
+        out["distinct"] = self.distinct.state()
         return out
 
     def summary(self) -> dict[str, Any]:
         """The statistics as they stand in a manifest."""
+        if self._summary is None:
+            self._summary = self._summed_up()
+        return self._summary
+
+    def _summed_up(self) -> dict[str, Any]:
         self.settle()
         out: dict[str, Any] = {"count": self.count, "missing": self.missing, **self.ranges}
         if "length" in self.totals:
-            out["mean_length"] = self.totals["length"] / max(1, self._value_count())
+            out["mean_length"] = self.totals["length"] / max(1, self.value_count)
         if "values" in self.totals:
             out["mean_values"] = self.totals["values"] / max(1, self.count - self.missing)
         if self.moments.n:
@@ -263,7 +212,7 @@ class FeatureStatistics:
             out["std"] = self.moments.std
             out["zeros"] = self.odd["zeros"]
         out |= {name: self.odd[name] for name in ("nan", "infinite") if self.odd[name]}
-        counts = self.counts()
+        counts, error = self.frequent()
         found = self.distinct_values()
         if found:
             out["distinct"] = found
@@ -272,9 +221,13 @@ class FeatureStatistics:
             out["histogram"] = self.histogram(BARS)
         if counts:
             out["top"] = [list(item) for item in top(counts)]
+        if error:
+            out["top_error"] = error
         return out
 
-    def _value_count(self) -> int:
+    @property
+    def value_count(self) -> int:
+        """Values that aren't missing: of lists all of each row."""
         return self.totals.get("values", self.count - self.missing)
 
     def distinct_values(self) -> int:
@@ -282,14 +235,18 @@ class FeatureStatistics:
         counts = self.counts()
         if counts:
             return len(counts)
-        if self.moments.n and self.numbers.exact:
-            return len(self.numbers.buckets()[0])
-        return self.distinct.estimate()
+        return self.numbers.different() if self.numeric else self.distinct.estimate()
 
     def counts(self) -> dict[str, int]:
         """How often each text was there; empty when there are too many, and for numbers."""
-        found = self.values.state() if self.values is not None else None
-        return dict(zip(*found, strict=True)) if found else {}
+        return self.frequent()[0] if self.values is not None and self.values.exact else {}
+
+    def frequent(self) -> tuple[dict[str, int], int]:
+        """How often frequent texts were there at least, and by how much that may be too low; all texts, when by 0."""
+        if self.values is None:
+            return {}, 0
+        found = self.values.state()
+        return dict(zip(found["values"], found["counts"], strict=True)), found["error"]
 
     def quantile(self, share: float) -> float:
         """The value of rank ceil(share * n): the middle of its bucket."""
@@ -310,17 +267,39 @@ class FeatureStatistics:
         counts = np.diff(np.concatenate([[0.0], inner, [float(self.moments.n)]]))
         return {"edges": edges, "counts": counts.astype(int).tolist()}
 
-    def domain(self) -> dict[str, Any] | None:
-        """What a schema says about the values."""
-        self.settle()
-        if "min" in self.ranges:
-            return {"min": self.ranges["min"], "max": self.ranges["max"]}
-        counts = self.counts()
-        return {"values": sorted(counts)} if 0 < len(counts) <= VOCABULARY else None
+
+def domain_of(parts: Sequence[FeatureStatistics]) -> dict[str, Any] | None:
+    """What a schema says about the values of a feature, by its statistics of some splits: range, or values if few."""
+    for part in parts:
+        part.settle()
+    ranges = [part.ranges for part in parts if "min" in part.ranges]
+    if ranges:
+        return {"min": min(r["min"] for r in ranges), "max": max(r["max"] for r in ranges)}
+    counted = [part.values for part in parts if part.values is not None]
+    if not all(counts.exact and counts.different <= VOCABULARY for counts in counted):
+        return None
+    values = sorted({value for counts in counted for value in counts.state()["values"]})
+    return {"values": values} if 0 < len(values) <= VOCABULARY else None
+
+
+def _counts_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A feature's counts of texts, as `ValueCounts.merge` takes them, from older states too."""
+    found = state["values"]
+    if isinstance(found, Mapping):
+        return found
+    if found is not None:
+        return {"exact": True, "error": 0, "values": found[0], "counts": found[1]}
+    # Nothing was known of too many: each value may have been there as often as there were any.
+    error = state["totals"].get("values", state["count"] - state["missing"])
+    return {"exact": False, "error": error, "values": [], "counts": []}
 
 
 def top(counts: Mapping[str, int], most: int = TOP) -> list[tuple[str, int]]:
     """The most frequent values and their counts; of equal counts in the values' order."""
+    if len(counts) > most:
+        # First by the counts alone: a key for each of thousands of values costs more than counting them did.
+        least = heapq.nlargest(most, counts.values())[-1]
+        counts = {value: count for value, count in counts.items() if count >= least}
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 

@@ -25,7 +25,7 @@ from trainers.records.frames import HEAD, Damage, masked_crc, read_frames
 from trainers.records.schema import Feature, Schema
 from trainers.records.source import Batch, Reject
 
-__all__ = ["Examples"]
+__all__ = ["Examples", "batch_of"]
 
 SAMPLE_RECORDS = 1_000
 _FEW = 0.01  # of a sample may be of another type
@@ -169,10 +169,10 @@ class Examples:
                 rows.append((number, data))
                 size += len(data)
                 if len(rows) >= batch_rows or size >= _BATCH_BYTES:
-                    yield _batch(file.name, rows, schema)
+                    yield batch_of(file.name, rows, schema)
                     rows, size = [], 0
             if rows:
-                yield _batch(file.name, rows, schema)
+                yield batch_of(file.name, rows, schema)
 
 
 def _records(file: SourceFile) -> Iterator[bytes]:
@@ -213,7 +213,8 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def _batch(file: str, rows: Sequence[tuple[int, bytes]], schema: Schema) -> Batch:
+def batch_of(file: str, rows: Sequence[tuple[int, bytes]], schema: Schema) -> Batch:
+    """Serialised Examples with their numbers as rows of a schema."""
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     good, rejects = [], []
     for number, data in rows:

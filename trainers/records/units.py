@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainers.job.files import read_json, write_bytes
+from trainers.job.files import read_json, sha256_of_file, write_bytes
 from trainers.records.blocks import BlockWriter
 from trainers.records.encode import Encoder
-from trainers.records.manifest import Shard, sha256_of_file
+from trainers.records.manifest import Shard
 from trainers.records.native import make_encoder
 from trainers.records.options import Options
 from trainers.records.rules import Rules, load_checks
@@ -160,12 +160,25 @@ class Unit:
             for block, first, end in zip(blocks, bounds, bounds[1:], strict=False):
                 block.add(data.slice(first, end - first))
         else:
-            encoded = encoder.encode(data)
-            view = memoryview(encoded.data)
-            for writer, first, end in zip(writers, bounds, bounds[1:], strict=False):
-                if end > first:
-                    writer.write(view[encoded.offsets[first] : encoded.offsets[end]], end - first)
+            _write_rows(encoder, data, writers, bounds)
         for i, split in enumerate(self.splits):
             first, end = bounds[i * len(self.shards)], bounds[(i + 1) * len(self.shards)]
             if end > first:
                 statistics[split].add(data.slice(first, end - first))
+
+
+def _write_rows(
+    encoder: Encoder, data: pa.RecordBatch, writers: Sequence[ShardWriter], bounds: Sequence[int]
+) -> None:
+    """Encode rows and hand writer i those from bounds[i] to bounds[i + 1], each piece as soon as it is there."""
+    first = to = 0
+    for piece in encoder.pieces(data):
+        view, offsets = memoryview(piece.data), piece.offsets
+        at = 0
+        while at < len(piece):
+            while bounds[to + 1] <= first + at:
+                to += 1
+            end = min(len(piece), bounds[to + 1] - first)
+            writers[to].write(view[offsets[at] : offsets[end]], end - at)
+            at = end
+        first += len(piece)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainers.records.manifest import Shard
 
-__all__ = ["TEMP_SUFFIX", "ShardWriter", "shard_name", "sync_folder", "temp_path"]
+__all__ = ["TEMP_SUFFIX", "ShardWriter", "shard_name", "temp_path"]
 
 TEMP_SUFFIX = ".tmp"
 
@@ -23,15 +23,6 @@ def shard_name(split: str, index: int, shards: int) -> str:
 def temp_path(path: Path) -> Path:
     """A hidden name beside `path` that no other process picks."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMP_SUFFIX}")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder outlive a power cut."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class ShardWriter:

@@ -1,8 +1,9 @@
-"""Compile encode.c, if there is a C compiler: `python -m trainers.records.native.compile`, or scripts/build-native.
+"""Compile the C sources, if there is a compiler: `python -m trainers.records.native.compile`, or scripts/build-native.
 
 Standard library only, so that it runs in an image before anything is installed. The library comes into its
 place by a rename, so a process that loads it meanwhile sees the old one or the new one, whole. It is made from
-nothing but encode.c for the plain architecture; the CPU's own instructions are looked for when it runs.
+nothing but the C files and headers beside this one for the plain architecture; the CPU's own instructions are looked
+for when it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", 
 SANITIZE = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
+def source_digest() -> str:
+    """The first 16 hex digits of the SHA-256 of all sources, which a library of this version carries."""
+    digest = hashlib.sha256()
+    for path in sorted([*_HERE.glob("*.c"), *_HERE.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def compiler() -> list[str] | None:
     """The C compiler's command: $CC, or the first of cc, gcc and clang that is there."""
     named = shlex.split(os.environ.get("CC", ""))
@@ -35,13 +44,20 @@ def build(output: Path, *, flags: tuple[str, ...] = ()) -> str | None:
     command = compiler()
     if command is None:
         return "there is no C compiler"
-    source = _HERE / "encode.c"
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    sources = sorted(str(path) for path in _HERE.glob("*.c"))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".native-", dir=output.parent) as folder:
             made = Path(folder) / output.name
-            arguments = [*command, *FLAGS, *flags, f'-DTY_SOURCE="{digest}"', str(source), "-o", str(made)]
+            arguments = [
+                *command,
+                *FLAGS,
+                *flags,
+                f'-DTY_SOURCE="{source_digest()}"',
+                *sources,
+                "-o",
+                str(made),
+            ]
             done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
             if done.returncode:
                 return f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}"
