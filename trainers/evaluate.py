@@ -1,12 +1,14 @@
 """Evaluate a trained model on held-out records, beside the current champion.
 
     python -m trainers.evaluate --spec '{"job": FOLDER, "manifest": URI,
-        "champion": null | {"version": 3, "path": SAVEDMODEL}, "min_examples": 100}'
+        "champion": null | {"version": 3, "path": SAVEDMODEL}, "min_examples": 100,
+        "slices": ["carrier", "distance[500,1000]"], "slice_min_examples": 30}'
 
-writes FOLDER/evaluation.json (metrics, confidence intervals, per-class accuracy, confusion matrix, the same for
-the champion on the very same records, and the difference) and hands back what the gate reads:
+writes FOLDER/evaluation.json (metrics, confidence intervals, per-class accuracy, confusion matrix, the same by
+slices and for the champion on the very same records, and the differences) with FOLDER/evaluation/report.html and
+its plots, and hands back what the gate reads:
 
-    {"metrics": {"accuracy": 0.97, "loss": 0.1}, "examples": 360, "evaluation": PATH,
+    {"metrics": {"accuracy": 0.97, "loss": 0.1}, "examples": 360, "evaluation": PATH, "report": PATH | null,
      "champion": null | {"version": 3, "metrics": {...}} | {"version": 3, "error": "..."}}
 
 A champion that can't be evaluated is said, and no failure: then the gate knows nothing to compare with.
@@ -17,17 +19,21 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.evaluation.champion import ChampionUnusable, load_champion
+from trainers.evaluation.report import Plots, write_report
 from trainers.evaluation.scoring import Scorer, Scores
-from trainers.evaluation.summary import compare, summarize
+from trainers.evaluation.slices import parse, texts
+from trainers.evaluation.slicing import Slicer
+from trainers.evaluation.summary import Measured
 from trainers.job.errors import InvalidSpec
 from trainers.job.files import write_json
 from trainers.job.termination import run_step
 from trainers.lean import import_tensorflow
+from trainers.records.masks import mask_name, masks_among
 from trainers.runtime.datasets import model_features
 from trainers.task import Task, call
 
@@ -40,14 +46,15 @@ __all__ = ["EVALUATION", "eval_batches", "evaluate", "main", "predictor", "score
 log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
-FORMAT = 1
+FORMAT = 2
+SLICE_MIN_EXAMPLES = 30
 BATCH = 512
 _TRACED_FROM = 8  # batches: tracing a graph costs as much as some of them without
 
 
 def main(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The step: see the module's text for `spec` and the result."""
-    job, manifest, champion = _checked(spec)
+    job, manifest, champion, slices = _checked(spec)
     started = time.monotonic()
     import_tensorflow()
     from trainers.records.read import RecordsDataset
@@ -57,7 +64,16 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
     trained = load_trained(job)
     records = RecordsDataset.open(manifest or trained.job.inputs["records"])
     loaded = time.monotonic()
-    document = evaluate(trained, records, champion, min_examples=spec.get("min_examples", 0))
+    plots = Plots()
+    document = evaluate(
+        trained,
+        records,
+        champion,
+        min_examples=spec.get("min_examples", 0),
+        slices=slices,
+        slice_min_examples=spec.get("slice_min_examples", SLICE_MIN_EXAMPLES),
+        plots=plots,
+    )
     document["job"] = str(job)
     document["seconds"] = {
         "import": imported - started,
@@ -66,6 +82,7 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
     }
     path = Path(job) / EVALUATION
     write_json(path, document)
+    report = write_report(Path(job), document, plots)
     log.info("evaluated %s examples: %s", document["examples"], document["metrics"])
     other = document["champion"]
     return {
@@ -73,11 +90,12 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
         "examples": document["examples"],
         "champion": other and {key: other[key] for key in ("version", "metrics", "error") if key in other},
         "evaluation": str(path),
+        "report": report and str(report),
     }
 
 
-def _checked(spec: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any] | None]:
-    known = {"job", "manifest", "champion", "min_examples"}
+def _checked(spec: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any] | None, list[str]]:
+    known = {"job", "manifest", "champion", "min_examples", "slices", "slice_min_examples"}
     if set(spec) - known:
         raise InvalidSpec("spec", f"have no fields but {sorted(known)}", sorted(spec))
     job, manifest, champion = spec.get("job"), spec.get("manifest") or "", spec.get("champion")
@@ -87,10 +105,11 @@ def _checked(spec: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any] | Non
         raise InvalidSpec("manifest", "be the URI of a dataset's manifest", manifest)
     if champion is not None and not (isinstance(champion, Mapping) and {"version", "path"} <= set(champion)):
         raise InvalidSpec("champion", 'be null or {"version": ..., "path": ...}', champion)
-    least = spec.get("min_examples", 0)
-    if not isinstance(least, int) or isinstance(least, bool) or least < 0:
-        raise InvalidSpec("min_examples", "be a whole number of 0 or more", least)
-    return job, manifest, champion
+    for field in ("min_examples", "slice_min_examples"):
+        least = spec.get(field, 0)
+        if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+            raise InvalidSpec(field, "be a whole number of 0 or more", least)
+    return job, manifest, champion, texts(spec.get("slices") or [])
 
 
 def evaluate(
@@ -101,8 +120,11 @@ def evaluate(
     split: str = "eval",
     batch_size: int = BATCH,
     min_examples: int = 0,
+    slices: Sequence[str] = (),
+    slice_min_examples: int = SLICE_MIN_EXAMPLES,
+    plots: Plots | None = None,
 ) -> dict[str, Any]:
-    """What evaluation.json holds, but for the job's folder and the seconds."""
+    """What evaluation.json holds, but for the job's folder and the seconds; `plots` takes what plots are made of."""
     hparams = trained.job.args
     task = Task.of(trained.module, hparams)
     examples = records.count(split)
@@ -111,11 +133,17 @@ def evaluate(
         import tensorflow as tf
 
         predict = tf.function(predict, reduce_retracing=True)
+    slicer = Slicer([parse(text) for text in slices], records.manifest.statistics.get("train", {}))
     scores, other = _score(
+        slicer,
         scorer(trained, task, predict),
         _champion(trained, task, champion),
         eval_batches(trained, records, split, batch_size) if examples else iter(()),
     )
+    measured = Measured(scores, task)
+    theirs = Measured(other, task) if isinstance(other, Scores) else None
+    if plots is not None:
+        plots.take(scores, other if isinstance(other, Scores) else None)
     document: dict[str, Any] = {
         "format": FORMAT,
         "trainer": trained.job.trainer,
@@ -128,8 +156,11 @@ def evaluate(
         "min_examples": min_examples,
         "enough_examples": scores.examples >= min_examples,
         "created": time.time(),
-        **summarize(scores, task),
+        **measured.summary(),
         "champion": None,
+        "slice_min_examples": slice_min_examples,
+        "slices": _slices(slicer, measured, theirs, slice_min_examples) if scores.examples else [],
+        "slices_not_shown": slicer.not_shown,
     }
     if champion is not None:
         said = {"version": champion["version"], "path": str(champion["path"])}
@@ -137,10 +168,35 @@ def evaluate(
             log.warning("champion version %s can't be compared with: %s", champion["version"], other)
             document["champion"] = {**said, "error": str(other).splitlines()[0][:300]}
         else:
-            assert other is not None
-            difference = compare(scores, other, task)
-            document["champion"] = {**said, **summarize(other, task), "difference": difference}
+            assert theirs is not None
+            document["champion"] = {**said, **theirs.summary(), "difference": measured.less(theirs)}
     return document
+
+
+def _slices(slicer: Slicer, ours: Measured, theirs: Measured | None, least: int) -> list[dict[str, Any]]:
+    """Metrics of each slice, and the champion's beside them."""
+    found = []
+    for group in slicer.groups():
+        part = ours.take(group.rows)
+        row: dict[str, Any] = {
+            "slice": group.name,
+            "of": group.of,
+            "examples": len(group.rows),
+            "share": len(group.rows) / ours.scores.examples,
+            "enough_examples": len(group.rows) >= least,
+            "metrics": part.metrics(),
+            "intervals": part.intervals(),
+            "champion": None,
+        }
+        if theirs is not None:
+            other = theirs.take(group.rows)
+            row["champion"] = {
+                "metrics": other.metrics(),
+                "intervals": other.intervals(),
+                "difference": part.less(other),
+            }
+        found.append(row)
+    return found
 
 
 def eval_batches(
@@ -151,8 +207,11 @@ def eval_batches(
     if make is not None:
         yield from ((batch[0], batch[1]) for batch in make(records, split, batch_size))
         return
+    # The champion may take masks that the candidate doesn't.
+    names = [tensor.name for tensor in getattr(trained.model, "inputs", None) or ()]
+    names += [mask_name(feature.name) for feature in records.schema if feature.presence == "optional"]
     with records.reading():
-        for batch in records.dataset(split, batch_size):
+        for batch in records.dataset(split, batch_size, masks=masks_among(records.schema, names)):
             yield batch, batch[records.label]
 
 
@@ -183,10 +242,14 @@ def _champion(
 
 
 def _score(
-    candidate: Scorer, champion: Scorer | ChampionUnusable | None, batches: Iterator[tuple[Any, Any]]
+    slicer: Slicer,
+    candidate: Scorer,
+    champion: Scorer | ChampionUnusable | None,
+    batches: Iterator[tuple[Any, Any]],
 ) -> tuple[Scores, Scores | ChampionUnusable | None]:
     """Both models over the same batches, read once."""
     for features, labels in batches:
+        slicer.update(features)
         candidate.update(features, labels)
         if isinstance(champion, Scorer):
             try:

@@ -7,7 +7,8 @@ writes into "output" (by default the job's folder "export"), in one rename:
     saved_model.pb, variables/, fingerprint.pb      signatures serving_default and examples
     assets.extra/tf_serving_warmup_requests         what a server plays before a version is AVAILABLE
     golden.json                                     held-out examples and what this SavedModel answers to them
-    export.json                                     digests, signatures, records, run, code version, size
+    export.json                                     digests, signatures, records, run, git commit, packages, size,
+                                                    seconds to load in a fresh process, and where it comes from
 
 and hands back {"export": FOLDER, "digest": HEX, "bytes": n, "load_s": seconds, "reused": whether it was there}.
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.exporting import package
+from trainers.exporting.loading import FreshProcess
+from trainers.exporting.origin import lineage
 from trainers.job.errors import InvalidSpec
 from trainers.job.files import write_json
 from trainers.job.record import JobRecord
@@ -55,16 +58,21 @@ def main(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     began = time.monotonic()
     identity = {"job": str(job), "checkpoint": package.checkpoint_id(job)}
-    identity["records_digest"] = Manifest.load(manifest_uri).digest
+    dataset = Manifest.load(manifest_uri)
+    identity["records_digest"] = dataset.digest
     there = package.complete(target)
     if there is not None and identity["checkpoint"] and identity.items() <= there.items():
         log.info("%s holds this model already", target)
         return _result(target, there, reused=True)
-    import_tensorflow()
-    from trainers.records.read import RecordsDataset
-    from trainers.runtime.restore import load_trained
+    with FreshProcess() as fresh:  # it imports TensorFlow while we do
+        import_tensorflow()
+        from trainers.records.read import RecordsDataset
+        from trainers.runtime.restore import load_trained
 
-    manifest = export(load_trained(job), RecordsDataset.open(manifest_uri), target, facts=identity)
+        trained = load_trained(job)
+        origin = lineage(job, dataset, step=trained.step, checkpoint=identity["checkpoint"])
+        facts = {**identity, "lineage": origin}
+        manifest = export(trained, RecordsDataset.open(manifest_uri), target, facts=facts, fresh=fresh)
     note_export(job, time.monotonic() - began)
     return _result(target, manifest, reused=False)
 
@@ -80,15 +88,21 @@ def _result(target: Path, manifest: Mapping[str, Any], *, reused: bool) -> dict[
 
 
 def export(
-    trained: Trained, records: RecordsDataset, target: Path, *, facts: Mapping[str, Any]
+    trained: Trained,
+    records: RecordsDataset,
+    target: Path,
+    *,
+    facts: Mapping[str, Any],
+    fresh: FreshProcess,
 ) -> dict[str, Any]:
-    """Write the export folder `target`; its manifest, with `facts` in it."""
+    """Write the export folder `target`; its manifest, with `facts` in it. `fresh` tries whether it loads."""
     import tensorflow as tf
 
     from trainers.exporting import golden, saved_model, warmup
     from trainers.runtime.datasets import model_features
     from trainers.task import CLASSIFICATION, Task, call
 
+    code = package.code()
     task = Task.of(trained.module, trained.job.args)
     names = model_features(trained.model, records)
     classes = len(task.classes or range(10)) if task.kind == CLASSIFICATION else None
@@ -96,12 +110,11 @@ def export(
     own = task.answers(call(trained.model, {name: tf.constant(v) for name, v in chosen.inputs.items()}))
     with package.staged(target) as folder:
         saved_model.write_saved_model(folder, trained.model, names, task, records)
-        started = time.monotonic()
         loaded = tf.saved_model.load(str(folder))
-        load_s = time.monotonic() - started
         outputs = golden.answer(loaded, chosen)
         golden.check_same({k: v.numpy() for k, v in own.items()}, outputs, "the model and its SavedModel")
         write_json(folder / package.GOLDEN, golden.document(chosen, outputs))
+        loading = fresh.measure(folder)
         requests = warmup.write_warmup(folder, trained.job.name, chosen)
         manifest = package.describe(
             folder,
@@ -110,10 +123,12 @@ def export(
                 "run_id": os.environ.get("TRAINYARD_RUN_ID") or Path(str(facts["job"])).name,
                 "trainer": trained.job.trainer,
                 "step": trained.step,
-                "code_version": package.code_version(),
+                "code": code,
+                "code_version": code["version"],
+                "packages": package.packages(),
                 "created": time.time(),
                 "classes": task.classes,
-                "load_s": round(load_s, 3),
+                **loading,
                 **facts,
             },
         )
@@ -122,7 +137,7 @@ def export(
         trained.step,
         target,
         manifest["bytes"] / 1e6,
-        load_s,
+        loading["load_s"],
         len(chosen),
         requests,
     )

@@ -75,19 +75,19 @@ def _register(
     records: Manifest | None,
 ) -> dict[str, Any]:
     from trainers.runtime.deliver import Undelivered, deliver, run_of
+    from trainers.runtime.tracker import Refused, TrackerAway, connect
 
     uri = tracking_uri()
     job = Path(spec["job"])
     with connected(uri) as client:
         try:
-            deliver(job, client=client)
-        except Undelivered as e:
+            tracker = connect(uri)
+            deliver(job, tracker=tracker)
+            run_id = run_of(job, uri, tracker)
+        except (Undelivered, TrackerAway, Refused) as e:
             raise TrackingUnavailable(e.message[:300], hint=e.hint) from e
-        run_id = run_of(client, job, uri)
         registration = Registration(spec["name"], job, folder, export, evaluation, records, run_id)
         version = registration.register(client)
-        if client.get_run(run_id).info.status == "RUNNING":
-            client.set_terminated(run_id)
     log.info("registered %s as version %s of %s", folder, version.version, spec["name"])
     result = {"registered": True, "model_version": int(version.version), "run_id": run_id}
     if uri.startswith("http"):

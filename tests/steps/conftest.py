@@ -46,6 +46,28 @@ def save(job: TrainingJob, model: Any, step: int) -> None:
     JobRecord.open(job.output).finish(JobState.SUCCEEDED, step=step)
 
 
+class _ThisProcess:
+    """Loads exports here and not in a process of its own, which costs an import of TensorFlow each time."""
+
+    def __enter__(self) -> _ThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def measure(self, folder: Path) -> dict[str, float]:
+        from trainers.exporting.loading import measure
+
+        return measure(folder)
+
+
+@pytest.fixture
+def loads_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of something else; the export of the fixture `exported` is loaded by a fresh process."""
+    from trainers import export
+
+    monkeypatch.setattr(export, "FreshProcess", _ThisProcess)
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """The digits' records."""
@@ -144,7 +166,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
         made.append(name)
         job = make_job(tmp_path / "jobs" / name, name, str(manifest.path), **(args or {}))
-        save(job, load_module(name).build_model(job.args), step)
+        save(job, load_module(name).build_model(job.args, str(manifest.path)), step)
         return Path(job.output)
 
     yield make

@@ -139,6 +139,7 @@ def test_warm_up_requests_can_be_played(exported):
 # ---- again, and when something is wrong
 
 
+@pytest.mark.usefixtures("loads_here")
 def test_exported_again_it_is_reused_until_the_weights_change(job, digits, monkeypatch):
     first = export.main({"job": str(job), "manifest": str(digits.path)})
     assert first["export"] == str(job / "export")
@@ -163,6 +164,7 @@ def test_exported_again_it_is_reused_until_the_weights_change(job, digits, monke
     assert [p.name for p in job.iterdir() if p.name.startswith(".")] == []
 
 
+@pytest.mark.usefixtures("loads_here")
 def test_an_export_that_fails_leaves_the_old_one_and_no_rubbish(job, monkeypatch):
     before = export.main({"job": str(job)})
     shutil.copytree(job / "export", job / "copy")
@@ -176,6 +178,7 @@ def test_an_export_that_fails_leaves_the_old_one_and_no_rubbish(job, monkeypatch
     assert [p.name for p in job.iterdir() if p.name.startswith(".")] == []
 
 
+@pytest.mark.usefixtures("loads_here")
 def test_a_regression_with_text(houses_job, houses):
     result = export.main({"job": str(houses_job)})
     document = golden_of(Path(result["export"]))
@@ -191,6 +194,7 @@ def test_a_regression_with_text(houses_job, houses):
     Export.load(result["export"]).verify()
 
 
+@pytest.mark.usefixtures("loads_here")
 def test_nothing_held_out_shows_training_examples(job, digits, tmp_path):
     everything = prepare(
         Path(digits.sources[0].removeprefix("file://")),
@@ -219,6 +223,7 @@ RANDOM = """
 """
 
 
+@pytest.mark.usefixtures("loads_here")
 def test_a_model_that_answers_differently_each_time_is_not_exported(trainer, digits):
     folder = trainer(RANDOM, digits)
     with pytest.raises(goldens.SavedModelDiffers, match="give different") as info:
@@ -237,6 +242,7 @@ OTHER_INPUT = """
 """
 
 
+@pytest.mark.usefixtures("loads_here")
 def test_a_model_that_the_records_cannot_feed(trainer, digits):
     with pytest.raises(ConfigError, match="pixels"):
         export.main({"job": str(trainer(OTHER_INPUT, digits))})

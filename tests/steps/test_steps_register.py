@@ -138,7 +138,13 @@ def test_all_of_it_once(server, spec, digits, monkeypatch):
     dataset = run.inputs.dataset_inputs[0].dataset
     assert digits.digest.startswith(dataset.digest)
     assert str(digits.path) in dataset.source
-    assert {a.path for a in mlflow.list_artifacts(result["run_id"])} >= {"evaluation.json", "manifest.json"}
+    assert {a.path for a in mlflow.list_artifacts(result["run_id"])} >= {
+        "evaluation.json",
+        "evaluation",
+        "manifest.json",
+    }
+    report = {a.path for a in mlflow.list_artifacts(result["run_id"], "evaluation")}
+    assert report == {f"evaluation/{name}" for name in ("calibration.png", "confusion.png", "report.html")}
     assert len(run.outputs.model_outputs) == 1
 
     from mlflow.artifacts import download_artifacts

@@ -59,7 +59,13 @@ def test_a_regression():
     errors = np.array([1.0, -1.0, 3.0, -3.0], np.float32)
     scores = Scores(NONE, NONE, errors**2, np.abs(errors), errors**2, 0, {"mape": 7.0})
     out = summarize(scores, Task(REGRESSION))
-    assert out["metrics"] == {"loss": 5.0, "mae": 2.0, "rmse": pytest.approx(math.sqrt(5)), "mape": 7.0}
+    assert out["metrics"] == {
+        "loss": 5.0,
+        "mae": 2.0,
+        "rmse": pytest.approx(math.sqrt(5)),
+        "median_absolute_error": 2.0,
+        "mape": 7.0,
+    }
     assert 1 <= out["intervals"]["rmse"]["low"] < math.sqrt(5) < out["intervals"]["rmse"]["high"] <= 3
     assert "per_class" not in out
 
@@ -81,8 +87,8 @@ def test_losses_of_whole_batches_have_no_interval():
     scores = Scores(
         *(np.zeros(4, np.int32),) * 2, np.ones(4, np.float32), NONE, NONE, 2, {}, by_example=False
     )
-    assert set(summarize(scores, Task(CLASSIFICATION))["intervals"]) == {"accuracy"}
-    assert set(compare(scores, scores, Task(CLASSIFICATION))) == {"accuracy"}
+    assert set(summarize(scores, Task(CLASSIFICATION))["intervals"]) == {"accuracy", "macro_f1"}
+    assert set(compare(scores, scores, Task(CLASSIFICATION))) == {"accuracy", "macro_f1"}
 
 
 def test_the_difference_is_paired():

@@ -1,7 +1,8 @@
 """One pass over batches: what a model said of each example.
 
-Twelve bytes an example are kept (label, answer, loss), so that metrics, intervals, confusion and slices are
-made afterwards without asking the model again.
+A few numbers an example are kept, and no feature nor whole answer: 24 bytes of a classifier (label, answer, loss,
+the probabilities of both, the label's rank) and 4 more for Brier's score of many classes, 20 of a regression. Of them
+are metrics, intervals, confusion, plots and slices made afterwards, without asking the model again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["LabelOutOfRange", "Scores", "Scorer"]
 
 
+def _none() -> NDArray:
+    return np.zeros(0, np.float32)
+
+
 class LabelOutOfRange(DataError):
     """A label of the records is none of the model's classes."""
 
@@ -35,6 +40,12 @@ class Scores:
     `labels` and `predicted` are class indices [n] of a classifier; `absolute` and `squared` are errors [n] of a
     regression, means over an example's outputs; `losses` is [n], `by_example` says whether each is of one
     example or the mean of its batch; `more` are the trainer's own metrics.
+
+    Of a classifier, `truth` [n] is the probability it gave the label, `likely` [n] that of its answer (of two
+    classes: of the second one), `rank` [n]
+    is how many classes it thought likelier than the label, `brier` [n] the squared error of its probabilities. Of
+    a regression with one output, `wanted` and `given` [n] are the label and the answer. Those are empty where the
+    model says no such thing.
     """
 
     labels: NDArray
@@ -45,6 +56,21 @@ class Scores:
     classes: int
     more: Mapping[str, float]
     by_example: bool = True
+    likely: NDArray = dataclasses.field(default_factory=_none)
+    truth: NDArray = dataclasses.field(default_factory=_none)
+    rank: NDArray = dataclasses.field(default_factory=_none)
+    brier: NDArray = dataclasses.field(default_factory=_none)
+    wanted: NDArray = dataclasses.field(default_factory=_none)
+    given: NDArray = dataclasses.field(default_factory=_none)
+
+    def take(self, rows: NDArray) -> Scores:
+        """Those of some examples, by their indices; the trainer's own metrics are of all, so they are left out."""
+        parts = {
+            field.name: value[rows] if len(value) else value
+            for field in dataclasses.fields(self)
+            if hasattr(value := getattr(self, field.name), "dtype")
+        }
+        return dataclasses.replace(self, more={}, **parts)
 
     @property
     def examples(self) -> int:
@@ -88,11 +114,15 @@ class Scorer:
             self._classes = max(self._classes, int(answers["probabilities"].shape[-1]))
             part["predicted"] = answers["classes"].numpy()
             part["labels"] = self._class_indices(labels.numpy())
+            part |= _probabilities(answers["probabilities"].numpy(), part["labels"], part["predicted"])
         else:
             wanted = tf.cast(tf.reshape(labels, tf.shape(scores)), scores.dtype)
             error = (scores - wanted).numpy().reshape(len(labels), -1)
             part["absolute"] = np.abs(error).mean(axis=1)
             part["squared"] = np.square(error).mean(axis=1)
+            if error.shape[1] == 1:
+                part["wanted"] = wanted.numpy().reshape(-1)
+                part["given"] = scores.numpy().reshape(-1)
         if self._by_example:
             # Keras takes the last axis for an example's outputs: one number an example needs an axis of its own.
             flat = self._task.kind == REGRESSION and scores.shape.rank == 1
@@ -133,4 +163,24 @@ class Scorer:
             classes=self._classes,
             more={metric.name: float(metric.result()) for metric in self._metrics},
             by_example=self._by_example,
+            rank=whole("rank", np.int32),
+            **{name: whole(name, np.float32) for name in ("likely", "truth", "brier", "wanted", "given")},
         )
+
+
+def _probabilities(probabilities: NDArray, labels: NDArray, predicted: NDArray) -> dict[str, NDArray]:
+    """What is kept of probabilities [n, classes]."""
+    each = np.arange(len(labels))
+    truth = probabilities[each, labels]
+    if probabilities.shape[1] == 2:
+        likely = probabilities[:, 1]
+        brier = np.square(1 - truth)  # of one class, as is usual where there are two
+    else:
+        likely = probabilities[each, predicted]
+        brier = np.square(probabilities).sum(axis=1) - 2 * truth + 1
+    return {
+        "likely": likely,
+        "truth": truth,
+        "rank": (probabilities > truth[:, None]).sum(axis=1),
+        "brier": brier,
+    }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.evaluation.bootstrap import LEVEL, mean_interval
+from trainers.evaluation.bootstrap import DRAWS, LEVEL, mean_interval, resampled, spread_interval
+from trainers.evaluation.metrics import by_example, calibration, measures
 from trainers.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
@@ -16,9 +18,10 @@ if TYPE_CHECKING:
 
     from trainers.evaluation.scoring import Scores
 
-__all__ = ["compare", "finite", "means", "summarize"]
+__all__ = ["Measured", "compare", "finite", "means", "summarize"]
 
 _MOST_CLASSES = 200  # of which a confusion matrix is written: 40,000 numbers
+_SLICE_DRAWS = 2_000_000  # of rows for a slice's intervals: there are many slices
 
 
 def finite(value: float) -> float | None:
@@ -27,63 +30,122 @@ def finite(value: float) -> float | None:
 
 
 def means(scores: Scores, task: Task) -> dict[str, float | None]:
-    """The metrics of `summarize` alone, without the intervals that take most of its time."""
+    """The metrics that are means, and the trainer's own, without the intervals that take most of the time."""
     if not scores.examples:
         return {}
-    found = {name: float(np.mean(v, dtype=np.float64)) for name, v in _values(scores, task).items()}
-    if "rmse" in found:
-        found["rmse"] = math.sqrt(found["rmse"])
-    return {name: finite(value) for name, value in {**found, **scores.more}.items()}
+    return {name: finite(value) for name, value in {**_means(scores, task), **scores.more}.items()}
 
 
 def summarize(scores: Scores, task: Task) -> dict[str, Any]:
-    """{"metrics", "intervals"} of a model, with {"per_class", "confusion"} for a classifier.
+    """{"metrics", "intervals"} of a model, with {"per_class", "confusion", "calibration"} for a classifier.
 
-    Metrics are accuracy and loss for a classifier, loss, mae and rmse for a regression, and the trainer's own;
-    the trainer's win where names meet. Without examples there are none.
+    Metrics are those of `evaluation.metrics` and the trainer's own; the trainer's win where names meet. Without
+    examples there are none.
     """
-    if not scores.examples:
-        return {"metrics": {}, "intervals": {}}
-    values = _values(scores, task)
-    intervals = {name: mean_interval(v) for name, v in values.items() if scores.by_example or name != "loss"}
-    if "rmse" in values:
-        bounds = intervals["rmse"]
-        intervals["rmse"] = bounds and (math.sqrt(max(0.0, bounds[0])), math.sqrt(bounds[1]))
-    out: dict[str, Any] = {
-        "metrics": means(scores, task),
-        "intervals": {
-            name: {"low": bounds[0], "high": bounds[1], "level": LEVEL, "method": "bootstrap"}
-            for name, bounds in intervals.items()
-            if bounds is not None
-        },
-    }
-    if task.kind == CLASSIFICATION:
-        confusion = _confusion(scores)
-        out["per_class"] = _per_class(confusion, task.classes)
-        if scores.classes <= _MOST_CLASSES:
-            out["confusion"] = confusion.tolist()
-    return out
+    return Measured(scores, task).summary()
 
 
 def compare(candidate: Scores, champion: Scores, task: Task) -> dict[str, Any]:
     """The candidate's metrics less the champion's on the same examples, each with its paired interval."""
-    out: dict[str, Any] = {}
-    ours, theirs = _values(candidate, task), _values(champion, task)
-    for name in ours:
-        if name == "rmse" or (name == "loss" and not candidate.by_example):
-            continue  # a root of means, means of batches: there is no difference an example
-        difference = ours[name].astype(np.float64) - theirs[name]
-        bounds = mean_interval(difference)
-        if bounds is not None:
-            mean = float(np.mean(difference))
-            out[name] = {"value": mean, "low": bounds[0], "high": bounds[1], "level": LEVEL}
-    return out
+    return Measured(candidate, task).less(Measured(champion, task))
 
 
-def _values(scores: Scores, task: Task) -> Mapping[str, NDArray]:
-    if task.kind == CLASSIFICATION:
-        return {"accuracy": scores.labels == scores.predicted, "loss": scores.losses}
-    return {"loss": scores.losses, "mae": scores.absolute, "rmse": scores.squared}
+class Measured:
+    """What a model said of some examples, and the resamples that intervals are made of, which are made once."""
+
+    def __init__(self, scores: Scores, task: Task, *, draws: int = DRAWS) -> None:
+        self.scores = scores
+        self._task = task
+        self._draws = draws
+
+    def take(self, rows: NDArray) -> Measured:
+        """Of a slice."""
+        return Measured(self.scores.take(rows), self._task, draws=_SLICE_DRAWS)
+
+    @functools.cached_property
+    def _values(self) -> Mapping[str, NDArray]:
+        return by_example(self.scores, self._task)
+
+    @functools.cached_property
+    def _measures(self) -> Mapping[str, float]:
+        return measures(self.scores, self._task)
+
+    @functools.cached_property
+    def _samples(self) -> Mapping[str, NDArray]:
+        return resampled(self.scores.examples, lambda rows: measures(self.scores, self._task, rows))
+
+    def metrics(self) -> dict[str, float | None]:
+        """Name -> value, None for what is no finite number."""
+        if not self.scores.examples:
+            return {}
+        found = {**_means(self.scores, self._task), **self._measures, **self.scores.more}
+        return {name: finite(value) for name, value in found.items()}
+
+    def intervals(self) -> dict[str, Any]:
+        """Name -> {"low", "high", "level", "method"} of what has one."""
+        scores = self.scores
+        bounds = {
+            name: mean_interval(v, draws=self._draws)
+            for name, v in self._values.items()
+            if scores.by_example or name != "loss"
+        }
+        if bounds.get("rmse"):
+            low, high = bounds["rmse"]
+            bounds["rmse"] = math.sqrt(max(0.0, low)), math.sqrt(high)
+        for name, samples in self._samples.items():
+            bounds[name] = spread_interval(self._measures[name], samples, scores.examples)
+        return {
+            name: {"low": found[0], "high": found[1], "level": LEVEL, "method": "bootstrap"}
+            for name, found in bounds.items()
+            if found is not None
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What `summarize` gives."""
+        scores = self.scores
+        if not scores.examples:
+            return {"metrics": {}, "intervals": {}}
+        out: dict[str, Any] = {"metrics": self.metrics(), "intervals": self.intervals()}
+        if self._task.kind == CLASSIFICATION:
+            confusion = _confusion(scores)
+            out["per_class"] = _per_class(confusion, self._task.classes)
+            if scores.classes <= _MOST_CLASSES:
+                out["confusion"] = confusion.tolist()
+            if len(scores.truth):
+                out["calibration"] = calibration(scores)
+        return out
+
+    def less(self, champion: Measured) -> dict[str, Any]:
+        """This model's metrics less the champion's: {"value", "low", "high", "level"} each."""
+        out: dict[str, Any] = {}
+        for name, ours in self._values.items():
+            theirs = champion._values.get(name)
+            if theirs is None or name == "rmse" or (name == "loss" and not self.scores.by_example):
+                continue  # a root of means, means of batches: there is no difference an example
+            difference = ours.astype(np.float64) - theirs
+            bounds = mean_interval(difference, draws=self._draws)
+            if bounds is not None:
+                out[name] = _difference(float(np.mean(difference)), bounds)
+        for name, samples in self._samples.items():
+            theirs = champion._samples.get(name)
+            if theirs is None:
+                continue
+            value = self._measures[name] - champion._measures[name]
+            bounds = spread_interval(value, samples - theirs, self.scores.examples)
+            if bounds is not None:
+                out[name] = _difference(value, bounds)
+        return out
+
+
+def _difference(value: float, bounds: tuple[float, float]) -> dict[str, float]:
+    return {"value": value, "low": bounds[0], "high": bounds[1], "level": LEVEL}
+
+
+def _means(scores: Scores, task: Task) -> dict[str, float]:
+    found = {name: float(np.mean(v, dtype=np.float64)) for name, v in by_example(scores, task).items()}
+    if "rmse" in found:
+        found["rmse"] = math.sqrt(found["rmse"])
+    return found
 
 
 def _confusion(scores: Scores) -> NDArray:

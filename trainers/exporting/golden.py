@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from trainers.exporting.saved_model import EXAMPLES, SERVING_DEFAULT
 from trainers.job.errors import DataError, UserError
+from trainers.records.masks import masks_among
 from trainers.task import dense
 
 if TYPE_CHECKING:
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
 
     from trainers.records.read import RecordsDataset
 
-__all__ = ["TOLERANCE", "Golden", "NoRecordsToShow", "SavedModelDiffers", "answer", "choose", "document"]
+__all__ = [
+    "TOLERANCE",
+    "Golden",
+    "NoRecordsToShow",
+    "SavedModelDiffers",
+    "answer",
+    "check_same",
+    "choose",
+    "document",
+    "tensor",
+]
 
 TOLERANCE = 1e-4
 _FEWEST, _MOST = 5, 16
@@ -68,23 +80,25 @@ def choose(records: RecordsDataset, names: list[str], classes: int | None) -> Go
     """
     import tensorflow as tf
 
+    from trainers.records.examples import examples  # Arrow
+
     split = "eval" if records.count("eval") else "train"
     if not records.count(split):
         raise NoRecordsToShow(
             f"the records in {records.manifest.folder} are empty",
             hint="prepare records with at least one row",
         )
-    paths = [str(records.manifest.folder / shard.file) for shard in records.manifest.split(split)]
+    records = records.with_masks(masks_among(records.schema, names))
     wanted = min(_MOST, max(_FEWEST, classes or 8))
     chosen: dict[int, int] = {}  # label -> row
     spare: list[int] = []
     rows: list[NDArray] = []
     labels: list[NDArray] = []
     with records.reading():
-        for batch in tf.data.TFRecordDataset(paths).take(_SEARCHED).batch(_BATCH):
+        for batch in itertools.islice(examples(records, split, _BATCH), -(-_SEARCHED // _BATCH)):
             seen = sum(map(len, rows))
-            rows.append(batch.numpy())
-            label = dense(records.parse(batch)[records.label]).numpy()
+            rows.append(batch)
+            label = dense(records.parse(tf.constant(batch))[records.label]).numpy()
             labels.append(label)
             for offset, value in enumerate(label.reshape(len(label), -1)[:, 0]):
                 row, key = seen + offset, int(value) if classes else seen + offset
@@ -142,6 +156,18 @@ def document(golden: Golden, outputs: Mapping[str, NDArray]) -> dict[str, Any]:
         "labels": _values(golden.labels),
         "tolerance": TOLERANCE,
     }
+
+
+def tensor(document: Mapping[str, Any]) -> NDArray:
+    """A tensor of golden.json."""
+
+    def read(item: Any) -> Any:
+        if isinstance(item, list):
+            return [read(i) for i in item]
+        return base64.b64decode(item["b64"]) if isinstance(item, dict) else item
+
+    dtype = object if document["dtype"] == "string" else document["dtype"]
+    return np.array(read(document["values"]), dtype).reshape(document["shape"])
 
 
 def _tensor(value: NDArray) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -18,13 +20,25 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainers.job.files import read_json, write_json
+from trainers.job.files import read_json, sha256_of_file, sync_path, write_json
 
-__all__ = ["FORMAT", "GOLDEN", "MANIFEST", "checkpoint_id", "code_version", "complete", "describe", "staged"]
+__all__ = [
+    "FORMAT",
+    "GOLDEN",
+    "MANIFEST",
+    "checkpoint_id",
+    "code",
+    "code_version",
+    "complete",
+    "describe",
+    "packages",
+    "staged",
+]
 
 FORMAT = 1
 MANIFEST = "export.json"
 GOLDEN = "golden.json"
+_COMMIT = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})(-dirty)?")
 _ABANDONED_S = 3600.0  # nobody stages for so long without touching the folder
 
 
@@ -46,7 +60,7 @@ def staged(target: Path) -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError):
             target.rename(old)
         folder.rename(target)
-        _sync(target.parent)
+        sync_path(target.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -62,24 +76,8 @@ def _sweep(target: Path) -> None:
 
 def _make_durable(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while chunk := f.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        sync_path(path)
+    sync_path(folder)
 
 
 def _digest(files: Mapping[str, Mapping[str, Any]]) -> str:
@@ -90,7 +88,7 @@ def _digest(files: Mapping[str, Mapping[str, Any]]) -> str:
 def describe(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write export.json: `facts` with the format, every file's bytes and SHA-256, their digest and total bytes."""
     files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path != folder / MANIFEST
     }
@@ -108,7 +106,7 @@ def complete(folder: Path) -> dict[str, Any] | None:
             return None
         for name, file in manifest["files"].items():
             path = folder / name
-            if path.stat().st_size != file["bytes"] or _sha256(path) != file["sha256"]:
+            if path.stat().st_size != file["bytes"] or sha256_of_file(path) != file["sha256"]:
                 return None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # cut, changed or of another make: it is written anew
@@ -124,24 +122,51 @@ def checkpoint_id(job: Path) -> str:
     digest = hashlib.sha256()
     found = sorted(job.glob("checkpoints/**/*.index"))
     for path in found:
-        digest.update(f"{path.relative_to(job).as_posix()} {_sha256(path)}\n".encode())
+        digest.update(f"{path.relative_to(job).as_posix()} {sha256_of_file(path)}\n".encode())
     return digest.hexdigest() if found else ""
 
 
 def code_version() -> str:
-    """The version of the code: TRAINYARD_CODE_VERSION (images set it), the git commit, or the package's version."""
+    """The version of the code: TRAINYARD_CODE_VERSION (images set it), the git commit, or the package's version.
+
+    A commit is 40 hex digits, with "-dirty" behind it where files differ from it.
+    """
+    return str(code()["version"])
+
+
+def code() -> dict[str, Any]:
+    """The deployed code: {"version", "commit", "dirty", "source"}; commit and dirty are None where nobody knows.
+
+    `source` says who told: "environment" (TRAINYARD_CODE_VERSION, which an image sets from the label
+    org.opencontainers.image.revision), "git" (the checkout that this runs from) or "package".
+    """
     said = os.environ.get("TRAINYARD_CODE_VERSION", "")
     if said:
-        return said
+        return _code(said, "environment")
     root = Path(__file__).parents[2]
     if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            return run.stdout.strip()
+            return _code(run.stdout.strip(), "git")
         except (OSError, subprocess.SubprocessError):
             pass  # a repository of another owner, a broken one: the package's version is known in any case
     try:
-        return metadata.version("trainyard")
+        return _code(metadata.version("trainyard"), "package")
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return _code("unknown", "package")
+
+
+def _code(version: str, source: str) -> dict[str, Any]:
+    found = _COMMIT.fullmatch(version)
+    commit, dirty = (found[1], bool(found[2])) if found else (None, None)
+    return {"version": version, "commit": commit, "dirty": dirty, "source": source}
+
+
+def packages() -> dict[str, str]:
+    """Versions of what the model was made with: Python, and those of the packages that are there."""
+    found = {"python": platform.python_version()}
+    for name in ("trainyard", "tensorflow", "keras", "numpy", "tensorflow-serving-api"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

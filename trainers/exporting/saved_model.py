@@ -8,10 +8,12 @@ Both end in the same answers (see trainers.task), so that training and serving c
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers.records.masks import masks_among
 from trainers.task import Task, call
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ def write_saved_model(
     import keras
     import tensorflow as tf
 
-    parsing = {name: spec for name, spec in records.feature_spec().items() if name in names}
+    records = records.with_masks(masks_among(records.schema, names))
+    wanted = {*names, *records.masks}
+    parsing = {name: spec for name, spec in records.feature_spec().items() if name in wanted}
 
     def by_name(features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         return task.answers(call(model, features))
@@ -51,6 +55,19 @@ def write_saved_model(
         EXAMPLES, by_example, input_signature=[tf.TensorSpec([None], tf.string, name=EXAMPLES)]
     )
     archive.write_out(str(folder), verbose=False)
+    _settle_fingerprint(folder / "fingerprint.pb")
+
+
+def _settle_fingerprint(path: Path) -> None:
+    """Derive TensorFlow's random UUID of a SavedModel from its checksums, so that equal models are equal bytes."""
+    from tensorflow.core.protobuf import fingerprint_pb2
+
+    if not path.exists():
+        return
+    found = fingerprint_pb2.FingerprintDef.FromString(path.read_bytes())
+    found.uuid = ""
+    found.uuid = str(uuid.uuid5(uuid.NAMESPACE_OID, found.SerializeToString(deterministic=True).hex()))
+    path.write_bytes(found.SerializeToString(deterministic=True))
 
 
 def _spec(name: str, decoded: Any) -> tf.TensorSpec:

@@ -1,8 +1,8 @@
 """The trainer of the flights example: by how many minutes a flight will arrive late, as known when it departs.
 
-A dense network beside a straight line from the departure delay. Numbers are normalised and categories looked up by
-layers that are made from the statistics of the records, without a pass over the data; they are part of the model, so
-the server takes raw values.
+A dense network beside a straight line from the departure delay. Numbers are normalised, the time of day is cut into
+bins and categories are looked up by Keras' own layers, whose state comes from the statistics of the records without a
+pass over the data (see trainers.records.layers). They are part of the model, so the server takes raw values.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from trainers.records.read import RecordsDataset
 
-__all__ = ["CATEGORIES", "NUMBERS", "build_model", "loss"]
+__all__ = ["BINNED", "CATEGORIES", "NUMBERS", "build_model", "loss"]
 
 NUMBERS = ("dep_delay", "distance", "dep_minute", "arr_minute", "weekday")
+BINNED = {"dep_minute": 8}
+"""Numbers of which the time of day matters more than the size, and into how many bins of equal shares they go."""
 CATEGORIES = {"carrier": 4, "origin": 2, "dest": 8}
 """Each category, and the width of its embedding."""
 
@@ -26,32 +28,31 @@ def build_model(hparams: Mapping[str, Any], records: RecordsDataset) -> keras.Mo
     """Raw columns [batch] to minutes [batch, 1]; `units` sets the width."""
     import keras
 
-    statistics = records.manifest.statistics["train"]
+    from trainers.records import layers
+
     integers = {feature.name for feature in records.schema if feature.type == "int64"}
     inputs, parts = [], []
     for name in NUMBERS:
         column = keras.Input((), name=name, dtype="int64" if name in integers else "float32")
         inputs.append(column)
-        flat = keras.layers.Reshape((1,))(column)
-        mean, std = statistics[name]["mean"], statistics[name]["std"] or 1.0
-        # A layer of weights would be trained or saved; scale and offset are neither.
-        parts.append(keras.layers.Rescaling(1 / std, offset=-mean / std, name=f"{name}_scaled")(flat))
+        parts.append(layers.normalization(records, name)(keras.layers.Reshape((1,))(column)))
+        if name in BINNED:
+            parts.append(layers.discretization(records, name, BINNED[name], output_mode="one_hot")(column))
     for name, width in CATEGORIES.items():
         column = keras.Input((), name=name, dtype="string")
         inputs.append(column)
-        domain = records.schema[name].domain or {}
-        known = sorted(domain.get("values") or [value for value, _ in statistics[name]["top"]])
-        index = keras.layers.StringLookup(vocabulary=known, name=f"{name}_index")(column)
-        parts.append(keras.layers.Embedding(len(known) + 1, width, name=f"{name}_vector")(index))
+        index = layers.string_lookup(records, name)
+        vector = keras.layers.Embedding(index.vocabulary_size(), width, name=f"{name}_vector")
+        parts.append(vector(index(column)))
     x = keras.layers.Concatenate()(parts)
     units = int(hparams.get("units", 64))
     x = keras.layers.Dense(units, activation="relu")(x)
     x = keras.layers.Dense(units // 2, activation="relu")(x)
     # In units of the label's own spread, so that the first step is neither too small nor too large.
-    spread, center = statistics["arr_delay"]["std"] or 1.0, statistics["arr_delay"]["mean"]
+    label = records.manifest.statistics["train"]["arr_delay"]
     line = keras.layers.Dense(1, use_bias=False, name="line")(parts[0])
     minutes = keras.layers.Add()([keras.layers.Dense(1, name="rest")(x), line])
-    minutes = keras.layers.Rescaling(spread, offset=center, name="minutes")(minutes)
+    minutes = keras.layers.Rescaling(label["std"] or 1.0, offset=label["mean"], name="minutes")(minutes)
     return keras.Model(inputs, minutes, name="flights")
 
 

@@ -7,10 +7,15 @@ writes the same rows. A version's artifacts are uploaded before the version is m
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainers.registry.card import write_card
+from trainers.registry.datasets import dataset_inputs
+from trainers.registry.uploads import upload
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -22,7 +27,6 @@ __all__ = ["CHALLENGER", "CHAMPION", "Registration"]
 
 CHALLENGER, CHAMPION = "challenger", "champion"
 _EXPORT_DIGEST = "trainyard.export_digest"
-_DIGEST_LENGTH = 36  # MLflow holds no more of a dataset's digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Registration:
             "trainyard.run": str(self.export["run_id"]),
             "trainyard.trainer": self.export["trainer"],
             "trainyard.code_version": self.export["code_version"],
+            "trainyard.git_commit": (self.export.get("code") or {}).get("commit") or "unknown",
         }
         return {key: str(value) for key, value in tags.items()}
 
@@ -93,52 +98,76 @@ class Registration:
             if str(model.status) == "READY":
                 return str(model.model_id)
             client.delete_logged_model(model.model_id)  # an upload that was cut short
+        job = (self.export.get("lineage") or {}).get("job") or {}
         model = client.create_logged_model(
-            experiment, self.name, self.run_id, tags=self.tags, model_type="savedmodel"
+            experiment,
+            self.name,
+            self.run_id,
+            tags=self.tags,
+            params={key: str(value)[:500] for key, value in (job.get("args") or {}).items()},
+            model_type="savedmodel",
         )
-        client.log_model_artifacts(model.model_id, str(self.folder))
+        self._upload_model(client, str(model.model_id), str(model.artifact_location))
         client.finalize_logged_model(model.model_id, "READY")
         return str(model.model_id)
+
+    def _upload_model(self, client: MlflowClient, model_id: str, location: str) -> None:
+        """The export as it is, and the files that make it a model of MLflow's."""
+        with tempfile.TemporaryDirectory(prefix="trainyard-card-") as folder:
+            card = Path(folder)
+            ids = {"run_id": self.run_id, "model_id": model_id, "location": location}
+            write_card(card, self.folder, self.export, ids)
+            for files in (self.folder, card):
+                call = functools.partial(client.log_model_artifacts, model_id, str(files))
+                upload(location, files, call)
 
     def _log_to_run(self, client: MlflowClient, model_id: str) -> None:
         from mlflow import entities
 
         step = int(self.export.get("step") or 0)
-        known = client.get_run(self.run_id).outputs
+        run = client.get_run(self.run_id)
+        known = run.outputs
         if model_id not in [model.model_id for model in (known.model_outputs if known else ())]:
             client.log_outputs(
                 self.run_id, [entities.LoggedModelOutput(model_id, step)]
             )  # a second time fails
-        dataset = None
+        inputs = {} if self.records is None else dataset_inputs(self.records)
         if self.records is not None:
-            dataset = entities.Dataset(
-                name=self.records.name,
-                digest=self.records.digest[:_DIGEST_LENGTH],
-                source_type="local",
-                source=json.dumps({"uri": str(self.records.path), "raw": list(self.records.sources)}),
-                schema=None,
-                profile=json.dumps({"num_rows": sum(self.records.counts.values()), **self.records.counts}),
-            )
-            context = [entities.InputTag("mlflow.data.context", "training")]
-            client.log_inputs(self.run_id, [entities.DatasetInput(dataset, context)])
-            client.log_artifact(self.run_id, str(self.records.path))
+            client.log_inputs(self.run_id, list(inputs.values()))
+            self._log_file(client, run.info.artifact_uri, Path(str(self.records.path)))
+        self._log_metrics(client, model_id, step, inputs.get("evaluation") or inputs.get("training"))
+        if self.evaluation is not None:
+            self._log_file(client, run.info.artifact_uri, self.job / "evaluation.json")
+        for path in sorted((self.job / "evaluation").rglob("*")):
+            if path.is_file():  # reports and pictures
+                into = path.parent.relative_to(self.job).as_posix()
+                self._log_file(client, run.info.artifact_uri, path, into)
+
+    def _log_file(self, client: MlflowClient, location: str, path: Path, into: str = "") -> None:
+        call = functools.partial(client.log_artifact, self.run_id, str(path), into or None)
+        upload(location, path, call, into=into)
+
+    def _log_metrics(self, client: MlflowClient, model_id: str, step: int, evaluated: Any) -> None:
+        """The evaluation's metrics, of the dataset that they are of; the export's size and time to load."""
+        from mlflow.entities import Metric
+
+        dataset = evaluated.dataset if evaluated is not None else None
+        of = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset is not None else {}
+        metrics = []
         if self.evaluation is not None:
             at = int(self.evaluation["created"] * 1000)
             metrics = [
-                entities.Metric(
-                    f"eval_{key}",
-                    value,
-                    at,
-                    step,
-                    model_id=model_id,
-                    dataset_name=dataset and dataset.name,
-                    dataset_digest=dataset and dataset.digest,
-                )
+                Metric(f"eval_{key}", value, at, step, model_id=model_id, **of)
                 for key, value in self.evaluation["metrics"].items()
                 if value is not None
             ]
-            client.log_batch(self.run_id, metrics=metrics)
-            client.log_artifact(self.run_id, str(self.job / "evaluation.json"))
+        at = int(float(self.export.get("created") or 0) * 1000)
+        metrics += [
+            Metric(f"export_{key}", float(self.export[key]), at, step, model_id=model_id)
+            for key in ("bytes", "load_s", "first_answer_s")
+            if self.export.get(key) is not None
+        ]
+        client.log_batch(self.run_id, metrics=metrics)
 
     def _words(self) -> str:
         metrics = (self.evaluation or {}).get("metrics", {})
