@@ -4,11 +4,13 @@
     ├── BadRequest               USER    the server refuses the request: names, types, shapes, JSON
     │   └── RequestTooLarge      USER    the request or its answer exceeds the message size limit
     ├── ModelNotFound            CONFIG  no such model, version, label or signature is served
+    ├── NotAllowed               CONFIG  the server wants an API token, or another one
     ├── ServerUnavailable        INFRA   the server can't be reached, is starting, stopping or overloaded
     ├── DeadlineExceeded         INFRA   no answer, or no wanted state, within the deadline
     ├── ServerFailed             INFRA   the server answers with a fault of its own
     ├── VersionFailed            USER    a version can't be loaded; quotes the server's message
     ├── VerificationFailed       USER    a served version answers otherwise than its exporter did
+    ├── CanaryFailed             USER    a canary was taken back: it failed, was slow, or nothing is known of it
     ├── ExportInvalid            DATA    an export folder is incomplete, corrupt or unknown
     ├── ConfigInvalid            CONFIG  a config file or an argument is wrong
     ├── ReleaseNotFound          CONFIG  a release asked for by name or version does not exist
@@ -25,10 +27,12 @@ from typing import ClassVar
 
 __all__ = [
     "BadRequest",
+    "CanaryFailed",
     "ConfigInvalid",
     "DeadlineExceeded",
     "ExportInvalid",
     "ModelNotFound",
+    "NotAllowed",
     "ReleaseConflict",
     "ReleaseNotFound",
     "RequestTooLarge",
@@ -76,6 +80,13 @@ class ModelNotFound(ServingError):
     failure_class = "CONFIG"
 
 
+class NotAllowed(ServingError):
+    """The server wants an API token, or another one."""
+
+    code = "serving.not_allowed"
+    failure_class = "CONFIG"
+
+
 class ServerUnavailable(ServingError):
     """The server can't be reached, is starting, stopping or overloaded."""
 
@@ -112,6 +123,13 @@ class VerificationFailed(ServingError):
     """A served version answers otherwise than its exporter did."""
 
     code = "serving.verification_failed"
+    failure_class = "USER"
+
+
+class CanaryFailed(ServingError):
+    """A canary was taken back: it failed, was slow, or nothing is known of it."""
+
+    code = "serving.canary_failed"
     failure_class = "USER"
 
 

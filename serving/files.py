@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, exclusive creation, durable folders, locks. Stdlib only."""
+"""Files that are whole or absent: atomic writes, exclusive creation, durable paths, locks. Stdlib only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from serving.errors import StoreBusy
 
-__all__ = ["create_exclusive", "fsync_folder", "locked", "write_atomic"]
+__all__ = ["create_exclusive", "fsync_path", "locked", "write_atomic"]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def fsync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def fsync_path(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -47,7 +47,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except OSError:
         temporary.unlink()
         raise
-    fsync_folder(path.parent)
+    fsync_path(path.parent)
 
 
 def create_exclusive(path: Path, data: bytes) -> bool:
@@ -71,7 +71,7 @@ def create_exclusive(path: Path, data: bytes) -> bool:
             os.fsync(file.fileno())
     finally:
         temporary.unlink()
-    fsync_folder(path.parent)
+    fsync_path(path.parent)
     return True
 
 
@@ -90,7 +90,7 @@ def locked(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = clock() + timeout_s
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)  # less the process's mask
     try:
         while True:
             try:

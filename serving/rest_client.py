@@ -14,27 +14,35 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serving.client import VersionStatus
+from serving.credentials import Credentials
 from serving.errors import (
     BadRequest,
     ConfigInvalid,
     DeadlineExceeded,
     ModelNotFound,
+    NotAllowed,
     RequestTooLarge,
     ServerFailed,
     ServerUnavailable,
     ServingError,
 )
+from serving.sides import Sides
+from serving.traffic import CallCounter, Route
 
 __all__ = ["RestPredictClient"]
 
 _ERRORS: dict[int, type[ServingError]] = {
     400: BadRequest,
+    401: NotAllowed,
+    403: NotAllowed,
     404: ModelNotFound,
+    408: DeadlineExceeded,
     413: RequestTooLarge,
     429: ServerUnavailable,
     501: BadRequest,
@@ -55,6 +63,9 @@ class RestPredictClient:
         *,
         signature: str = "",
         timeout: float = 30.0,
+        canary_share: float | Path | str | Route = 0.0,
+        counter: CallCounter | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -65,23 +76,45 @@ class RestPredictClient:
         self.timeout = timeout
         name = urllib.parse.quote(model, safe="")
         self._base = f"{self.url}/v1/models/{name}"
-        self._path = self._base
-        if version is not None:
-            self._path += f"/versions/{int(version)}"
-        elif label:
-            self._path += f"/labels/{urllib.parse.quote(label, safe='')}"
+        self._label = None if version is not None else label
+        self._sides = Sides(model, canary_share, counter)
+        self._path = self._base if version is None else f"{self._base}/versions/{int(version)}"
+        if self._label:
+            self._path = self._labelled(self._label)
         # Loopback and cluster addresses must not be sent to a proxy of the environment.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        handlers: list[Any] = [urllib.request.ProxyHandler({})]
+        self._credentials = credentials or Credentials.from_environment()
+        if parts.scheme == "https" and (context := self._credentials.ssl_context()) is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def _labelled(self, label: str) -> str:
+        return f"{self._base}/labels/{urllib.parse.quote(label, safe='')}"
+
+    def close(self) -> None:
+        """Write what `counter` counted; there is no connection to drop."""
+        self._sides.close()
 
     def predict(
-        self, inputs: Mapping[str, Any], *, signature: str | None = None, timeout: float | None = None
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        signature: str | None = None,
+        timeout: float | None = None,
+        key: str | bytes | None = None,
     ) -> dict[str, np.ndarray]:
         """Answers of the model by output name; a model with one output answers under "outputs"."""
         body = {"inputs": {name: _plain(np.asarray(value)) for name, value in inputs.items()}}
         name = self.signature if signature is None else signature
-        answer = self._call(
-            f"{self._path}:predict", {"signature_name": name, **body} if name else body, timeout
-        )
+        body = {"signature_name": name, **body} if name else body
+        if self._label is None or not self._sides.active:
+            answer = self._call(f"{self._path}:predict", body, timeout)
+        else:
+            answer = self._sides.call(
+                self._label,
+                key,
+                lambda label: self._call(f"{self._labelled(label)}:predict", body, timeout),
+            )
         outputs = answer["outputs"]
         named = isinstance(outputs, dict) and set(outputs) != {"b64"}
         return {key: _array(value) for key, value in (outputs if named else {"outputs": outputs}).items()}
@@ -108,7 +141,8 @@ class RestPredictClient:
 
     def _call(self, url: str, body: Any, timeout: float | None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310  # checked: http
+        headers = {"Content-Type": "application/json", **dict(self._credentials.metadata())}
+        request = urllib.request.Request(url, data, headers)  # noqa: S310  # checked: http
         try:
             with self._opener.open(request, timeout=self.timeout if timeout is None else timeout) as response:
                 return json.loads(response.read())

@@ -24,6 +24,7 @@ __all__ = [
 
 STRING = 7  # DT_STRING
 MAX_RANK = 64  # of NumPy; TensorFlow could do more, models do not
+_STRING_BYTES = 32  # of an empty string in memory, here and in TensorFlow: a few bytes may claim very many
 _BFLOAT16 = 14
 _COMPLEX = {8: "scomplex_val", 18: "dcomplex_val"}
 _HALVES = (_BFLOAT16, 19)
@@ -114,7 +115,8 @@ def from_proto(proto: Any, *, max_bytes: int | None = None) -> np.ndarray:
     if any(size < 0 for size in shape):
         raise TensorError(f"dimensions must be 0 or more, got {shape}")
     count = math.prod(shape)
-    if max_bytes is not None and count * dtype.itemsize > max_bytes:
+    width = _STRING_BYTES if proto.dtype == STRING else dtype.itemsize
+    if max_bytes is not None and count * width > max_bytes:
         raise TensorError(f"a tensor of shape {shape} is over the limit of {max_bytes} bytes")
     content = proto.tensor_content
     if content and proto.dtype != STRING:

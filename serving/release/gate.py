@@ -1,20 +1,23 @@
 """The gate between an evaluated model and its release: pass, fail or unknown.
 
-    verdict = decide(evaluation, Thresholds(min_accuracy=0.95, max_drop=0.005))
+    verdict = decide(evaluation, Thresholds(min_accuracy=0.95, max_drop=0.005, slice_min=0.9))
     verdict.outcome      "pass", "fail" or "unknown"; only "pass" may be deployed
     verdict.words()      one sentence for people
 
-What can't be judged (a metric that is missing or NaN, too few examples) is unknown, never a pass.
+What can't be judged (a metric that is missing or NaN, too few examples, a champion without numbers, slices that are
+not there) is unknown, never a pass.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from serving.errors import ConfigInvalid
+from serving.release.limits import FAIL, PASS, TESTS, UNKNOWN, VALUE, Check, Compared, Limit, check, finite
+from serving.release.slices import SliceLimits, check_slices
+from serving.release.verdict import Approval, Override, Verdict, override
 
 __all__ = [
     "ERRORS",
@@ -23,6 +26,7 @@ __all__ = [
     "PASS",
     "SMALLER",
     "UNKNOWN",
+    "Approval",
     "Override",
     "Thresholds",
     "Verdict",
@@ -30,21 +34,34 @@ __all__ = [
     "override",
 ]
 
-PASS, FAIL, UNKNOWN = "pass", "fail", "unknown"
-_OUTCOMES = (PASS, FAIL, UNKNOWN)
 LARGER, SMALLER = "larger", "smaller"
-ERRORS = frozenset({"loss", "mae", "mse", "rmse"})
+ERRORS = frozenset(
+    {"loss", "mae", "mse", "rmse", "median_absolute_error", "mape", "log_loss", "brier", "ece"}
+)
 """Metrics that are better when smaller."""
+
+_UNKNOWN, _IGNORE = "unknown", "ignore"
+_SKIP = "skip"
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a model must reach.
+    """What a model must reach. None switches a limit off.
 
     `min_accuracy` is the least value of a `metric` that is better when larger, `max_error` the greatest of one that
-    is better when smaller, `max_drop` how much worse than the champion's it may be, `min_examples` how many examples
-    make an evaluation count. None switches one off. `better` is "larger" or "smaller"; "" goes by the metric's name:
-    losses and errors (loss, mae, mse, rmse) are better when smaller.
+    is better when smaller; `max_drop` is how much worse than the champion's it may be, `max_drop_relative` the same
+    as a share of the champion's; `min_examples` is how many examples make an evaluation count. `better` is "larger"
+    or "smaller"; "" goes by the metric's name: losses and errors are better when smaller.
+
+    `drop_test` says how a drop is held against what is allowed: "value" takes it as it is, "significantly_worse"
+    fails only when its whole paired interval lies beyond, "non_inferior" passes only when all of it lies within.
+    `champion_unusable` is "unknown", or "ignore" to judge by thresholds alone where the champion has no numbers.
+
+    `slice_min` or `slice_max`, `slice_max_drop` and `slice_max_drop_relative` hold in each slice of the evaluation
+    that has `slice_min_examples`; smaller ones are skipped, or make the verdict unknown with
+    `small_slices="unknown"`. `slices` has limits of single slices, `also` of other metrics:
+    {"carrier=UA": {"min": 0.8}}, {"ece": {"max": 0.05, "max_drop": 0.01}}; keys are min, max, max_drop and
+    max_drop_relative.
     """
 
     min_accuracy: float | None = 0.9
@@ -53,154 +70,170 @@ class Thresholds:
     metric: str = "accuracy"
     max_error: float | None = None
     better: str = ""
+    max_drop_relative: float | None = None
+    drop_test: str = VALUE
+    champion_unusable: str = _UNKNOWN
+    slice_min: float | None = None
+    slice_max: float | None = None
+    slice_max_drop: float | None = None
+    slice_max_drop_relative: float | None = None
+    slice_min_examples: int = 30
+    small_slices: str = _SKIP
+    slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def smaller_is_better(self) -> bool:
         """Whether a smaller value of the metric is better."""
         return self.better == SMALLER or (not self.better and self.metric in ERRORS)
 
+    @property
+    def limit(self) -> Limit:
+        """The limits of the metric over all examples."""
+        return Limit(self.min_accuracy, self.max_error, self.max_drop, self.max_drop_relative)
+
+    @property
+    def slice_limit(self) -> Limit:
+        """The limits of the metric in each slice."""
+        return Limit(self.slice_min, self.slice_max, self.slice_max_drop, self.slice_max_drop_relative)
+
     def __post_init__(self) -> None:
-        for name in ("min_accuracy", "max_drop", "max_error"):
-            value = getattr(self, name)
-            if value is not None and (not _is_number(value) or not math.isfinite(value)):
-                raise ConfigInvalid(f"{name} must be a number or None, got {value!r}")
-        if self.max_drop is not None and self.max_drop < 0:
-            raise ConfigInvalid(f"max_drop must be 0 or more, got {self.max_drop}")
-        if (
-            isinstance(self.min_examples, bool)
-            or not isinstance(self.min_examples, int)
-            or self.min_examples < 1
+        for name in (
+            *("min_accuracy", "max_error", "max_drop", "max_drop_relative"),
+            *("slice_min", "slice_max", "slice_max_drop", "slice_max_drop_relative"),
         ):
-            raise ConfigInvalid(
-                f"min_examples must be a whole number of 1 or more, got {self.min_examples!r}"
-            )
+            _check_limit(name, getattr(self, name))
+        for name in ("min_examples", "slice_min_examples"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigInvalid(f"{name} must be a whole number of 1 or more, got {value!r}")
         if self.better not in ("", LARGER, SMALLER):
             raise ConfigInvalid(f"better must be {LARGER}, {SMALLER} or empty, got {self.better!r}")
         if not isinstance(self.metric, str) or not self.metric:
             raise ConfigInvalid(f"metric must be a metric's name, got {self.metric!r}")
+        for name, known in (
+            ("drop_test", TESTS),
+            ("champion_unusable", (_UNKNOWN, _IGNORE)),
+            ("small_slices", (_SKIP, _UNKNOWN)),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigInvalid(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name in ("slices", "also"):
+            given = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise ConfigInvalid(f"{name} must map names to limits, got {given!r}")
+            for what, limits in given.items():
+                Limit.of(limits, str(what))
 
 
-@dataclass(frozen=True)
-class Override:
-    """A person's decision against the gate."""
-
-    outcome_before: str
-    reason: str
-    author: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The gate's decision, the sentences that say why, and the numbers they speak of."""
-
-    outcome: str
-    reasons: tuple[str, ...]
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    override: Override | None = None
-
-    def __post_init__(self) -> None:
-        if self.outcome not in _OUTCOMES:
-            raise ConfigInvalid(f"outcome must be one of {', '.join(_OUTCOMES)}, got {self.outcome!r}")
-
-    @property
-    def deployable(self) -> bool:
-        """Only a pass is."""
-        return self.outcome == PASS
-
-    def words(self) -> str:
-        """One line for people: the outcome and its reasons."""
-        return f"{self.outcome}: {'; '.join(self.reasons)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """A small JSON value."""
-        return {
-            "outcome": self.outcome,
-            "reasons": list(self.reasons),
-            "numbers": dict(self.numbers),
-            "override": None if self.override is None else asdict(self.override),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Verdict:
-        """The verdict of `to_json`; raises ConfigInvalid."""
-        try:
-            given = document.get("override")
-            return cls(
-                document["outcome"],
-                tuple(map(str, document["reasons"])),
-                dict(document.get("numbers") or {}),
-                Override(**given) if given else None,
-            )
-        except (KeyError, TypeError, AttributeError) as e:
-            raise ConfigInvalid(f"a gate's verdict must have outcome and reasons: {e!r}") from e
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _metric(metrics: object, name: str) -> float | None:
-    value = metrics.get(name) if isinstance(metrics, Mapping) else None
-    return float(value) if _is_number(value) and math.isfinite(value) else None
+def _check_limit(name: str, value: object) -> None:
+    number = finite(value)
+    if value is not None and number is None:
+        raise ConfigInvalid(f"{name} must be a number or None, got {value!r}")
+    if "max_drop" in name and number is not None and number < 0:
+        raise ConfigInvalid(f"{name} must be 0 or more, got {value}")
 
 
 def decide(evaluation: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
-    """Judge an evaluation: {"metrics": {...}, "examples": n, "champion": None or {"version", "metrics"}}."""
-    name = thresholds.metric
+    """Judge an evaluation: {"metrics", "examples", "champion": None or {"version", "metrics", "difference"}, "slices"}.
+
+    "difference" (the paired intervals) and "slices" are only asked for where thresholds need them; evaluation.json
+    holds both.
+    """
+    name, smaller = thresholds.metric, thresholds.smaller_is_better
+    champion, notes = _champion(evaluation, thresholds)
     value = _metric(evaluation.get("metrics"), name)
-    examples = evaluation.get("examples")
-    champion = evaluation.get("champion") or None
-    champion_value = _metric(champion.get("metrics"), name) if isinstance(champion, Mapping) else None
-    smaller = thresholds.smaller_is_better
-    worse = None  # by how much than the champion
-    if value is not None and champion_value is not None:
-        worse = value - champion_value if smaller else champion_value - value
-    numbers = {
+    compared = None if champion is None else Compared.of(champion, name, _version(champion))
+    numbers: dict[str, Any] = {
         "metric": name,
         "value": value,
-        "examples": examples,
+        "examples": finite(evaluation.get("examples")) and evaluation["examples"],
         "better": SMALLER if smaller else LARGER,
         "min": None if smaller else thresholds.min_accuracy,
         "max": thresholds.max_error if smaller else None,
         "min_examples": thresholds.min_examples,
         "max_drop": thresholds.max_drop,
-        "champion_version": champion.get("version") if isinstance(champion, Mapping) else None,
-        "champion_value": champion_value,
-        "drop": worse,
+        "max_drop_relative": thresholds.max_drop_relative,
+        "drop_test": thresholds.drop_test,
+        "champion_version": _version(evaluation.get("champion")),
+        "champion_value": compared and compared.value,
+        "drop": None if compared is None or value is None else compared.drop(value, smaller),
+        "drop_interval": compared and compared.interval(smaller),
     }
-    unknowns = _unknowns(evaluation, thresholds, value, champion, champion_value)
-    if unknowns:
-        return Verdict(UNKNOWN, tuple(unknowns), numbers)
-    good, bad = [], []
-    limit = thresholds.max_error if smaller else thresholds.min_accuracy
-    if limit is not None:
-        reached = value <= limit if smaller else value >= limit
-        words = ("is within", "is above", "maximum") if smaller else ("reaches", "is below", "minimum")
-        (good if reached else bad).append(
-            f"{name} {value:.4f} {words[0] if reached else words[1]} the {words[2]} {limit:.4f}"
-        )
-    if champion is None:
-        good.append("there is no champion to compare with")
-    elif thresholds.max_drop is not None:
-        # A hair's breadth for what adding and subtracting decimals leaves over.
-        allowed = worse <= thresholds.max_drop + 1e-12
-        wrong_side, right_side = ("above", "below") if smaller else ("below", "above")
-        side = right_side if worse < 0 else wrong_side
-        sentence = f"{abs(worse):.4f} {side} champion {champion.get('version')} ({champion_value:.4f})"
-        most = f"at most {thresholds.max_drop:.4f} {wrong_side} is allowed"
-        (good if allowed else bad).append(f"{name} lies {sentence}, {most}")
+    checks = [Check(UNKNOWN, words) for words in _too_little(evaluation, thresholds, value)]
+    for metric, limit in {name: thresholds.limit, **_limits(thresholds.also)}.items():
+        found = _metric(evaluation.get("metrics"), metric)
+        if found is None and metric != name:
+            checks.append(
+                Check(UNKNOWN, f"metric {metric} is missing from the evaluation, or not a finite number")
+            )
+        elif found is None:
+            checks += [c for c in _lost(metric, limit, champion) if compared is not None]
+        else:
+            other = None if champion is None else Compared.of(champion, metric, _version(champion))
+            down = smaller if metric == name else metric in ERRORS
+            checks += check(metric, found, limit, other, smaller=down, test=thresholds.drop_test)
+    unknown = [c.words for c in checks if c.outcome == UNKNOWN]
+    if unknown:
+        return Verdict(UNKNOWN, tuple(unknown), numbers)
+    in_slices, numbers["slices"] = check_slices(
+        evaluation.get("slices"),
+        SliceLimits(
+            thresholds.slice_limit,
+            _limits(thresholds.slices),
+            thresholds.slice_min_examples,
+            skip_small=thresholds.small_slices == _SKIP,
+        ),
+        champion,
+        metric=name,
+        smaller=smaller,
+        test=thresholds.drop_test,
+    )
+    bad = [c.words for c in (*checks, *in_slices) if c.outcome == FAIL]
     if bad:
         return Verdict(FAIL, tuple(bad), numbers)
-    return Verdict(PASS, (*good, f"judged on {examples} examples"), numbers)
+    unknown = [c.words for c in in_slices if c.outcome == UNKNOWN]
+    if unknown:
+        return Verdict(UNKNOWN, tuple(unknown), numbers)
+    good = [c.words for c in (*checks, *in_slices)] + notes
+    return Verdict(PASS, (*good, f"judged on {evaluation.get('examples')} examples"), numbers)
 
 
-def _unknowns(
-    evaluation: Mapping[str, Any],
-    thresholds: Thresholds,
-    value: float | None,
-    champion: Any,
-    champion_value: float | None,
-) -> list[str]:
+def _champion(evaluation: Mapping[str, Any], thresholds: Thresholds) -> tuple[Any, list[str]]:
+    """The champion to compare with, None for none; and what is to be said of it."""
+    champion = evaluation.get("champion") or None
+    if champion is None:
+        return None, ["there is no champion to compare with"]
+    usable = (
+        isinstance(champion, Mapping) and isinstance(champion.get("metrics"), Mapping) and champion["metrics"]
+    )
+    if not usable and thresholds.champion_unusable == _IGNORE:
+        why = f": {champion['error']}" if isinstance(champion, Mapping) and champion.get("error") else ""
+        return None, [f"champion {_version(champion)} can't be compared with, which is ignored{why}"]
+    return champion, []
+
+
+def _version(champion: Any) -> Any:
+    return champion.get("version") if isinstance(champion, Mapping) else None
+
+
+def _metric(metrics: object, name: str) -> float | None:
+    return finite(metrics.get(name)) if isinstance(metrics, Mapping) else None
+
+
+def _limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limit]:
+    return {name: Limit.of(limits, name) for name, limits in given.items()}
+
+
+def _lost(metric: str, limit: Limit, champion: Any) -> list[Check]:
+    """What is said of a champion where the candidate has no number itself."""
+    compared = Compared.of(champion, metric, None)
+    if compared.value is None and limit.compares:
+        return [Check(UNKNOWN, f"the champion has no {metric} to compare with")]
+    return []
+
+
+def _too_little(evaluation: Mapping[str, Any], thresholds: Thresholds, value: float | None) -> list[str]:
     reasons = []
     if value is None:
         reasons.append(f"metric {thresholds.metric} is missing from the evaluation, or not a finite number")
@@ -209,19 +242,4 @@ def _unknowns(
         reasons.append(f"the evaluation does not say on how many examples it was made, got {examples!r}")
     elif examples < thresholds.min_examples:
         reasons.append(f"{examples} examples are too few, {thresholds.min_examples} are needed")
-    if champion is not None and champion_value is None and thresholds.max_drop is not None:
-        reasons.append(f"the champion has no {thresholds.metric} to compare with")
     return reasons
-
-
-def override(verdict: Verdict, reason: str, author: str) -> Verdict:
-    """Let a model pass against the gate; the reason and its author go into the promotion log."""
-    if not reason.strip():
-        raise ConfigInvalid("an override must have a reason, got none")
-    if not author.strip():
-        raise ConfigInvalid("an override must have an author, got none")
-    if verdict.deployable:
-        return verdict
-    decision = Override(verdict.outcome, reason.strip(), author.strip())
-    words = f"{decision.author} overrides {verdict.outcome}: {decision.reason}"
-    return replace(verdict, outcome=PASS, reasons=(words, *verdict.reasons), override=decision)

@@ -21,12 +21,14 @@ __all__ = ["CHALLENGER", "CHAMPION", "PREVIOUS", "set_alias"]
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 _ENDPOINT = "/api/2.0/mlflow/registered-models/alias"
+_MODEL = "/api/2.0/mlflow/registered-models/get"
 _TIMEOUT_S = 10.0
 
 
 def set_alias(name: str, alias: str, version: str | int) -> None:
     """Point an alias of a registered model at a version, at the tracking server of MLFLOW_TRACKING_URI.
 
+    Version "" takes the alias away. A version that becomes champion is no challenger any more.
     Credentials are MLflow's own: MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN. Raises
     ServerUnavailable when nobody answers there, ServerFailed when MLflow refuses.
     """
@@ -34,23 +36,35 @@ def set_alias(name: str, alias: str, version: str | int) -> None:
     if not uri:
         raise ConfigInvalid("MLFLOW_TRACKING_URI must be set to move aliases, got nothing")
     body = {"name": name, "alias": alias, "version": str(version)}
-    if urllib.parse.urlsplit(uri).scheme in ("http", "https"):
-        _post(uri, body)
-    else:
+    if urllib.parse.urlsplit(uri).scheme not in ("http", "https"):
         _write(uri, body)
+        return
+    if not body["version"]:
+        _ask(uri, body, "DELETE")
+        return
+    _ask(uri, body, "POST")
+    if alias == CHAMPION:
+        query = urllib.parse.urlencode({"name": name})
+        found = _ask(uri, body, "GET", f"{_MODEL}?{query}")
+        challenge = {"alias": CHALLENGER, "version": body["version"]}
+        if challenge in found.get("registered_model", {}).get("aliases", ()):
+            _ask(uri, {"name": name, "alias": CHALLENGER, "version": ""}, "DELETE")
 
 
-def _post(uri: str, body: dict[str, str]) -> None:
+def _ask(uri: str, body: dict[str, str], method: str, endpoint: str = _ENDPOINT) -> dict[str, Any]:
+    sent = {key: value for key, value in body.items() if value}
     request = urllib.request.Request(  # noqa: S310  # the caller checked: http
-        uri.rstrip("/") + _ENDPOINT,
-        json.dumps(body).encode(),
+        uri.rstrip("/") + endpoint,
+        None if method == "GET" else json.dumps(sent).encode(),
         {"Content-Type": "application/json", **_credentials()},
+        method=method,
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     parts = urllib.parse.urlsplit(uri)
     where = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
     try:
-        opener.open(request, timeout=_TIMEOUT_S).close()
+        with opener.open(request, timeout=_TIMEOUT_S) as answer:
+            return dict(json.loads(answer.read() or b"{}"))
     except urllib.error.HTTPError as e:
         with e:
             raise _refused(where, body, f"{e.read(500).decode('utf-8', 'replace')} (HTTP {e.code})") from e
@@ -71,7 +85,14 @@ def _write(uri: str, body: dict[str, str]) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        mlflow.MlflowClient(uri, uri).set_registered_model_alias(body["name"], body["alias"], body["version"])
+        client, name, version = mlflow.MlflowClient(uri, uri), body["name"], body["version"]
+        if not version:
+            client.delete_registered_model_alias(name, body["alias"])
+            return
+        client.set_registered_model_alias(name, body["alias"], version)
+        challenger = client.get_registered_model(name).aliases.get(CHALLENGER)
+        if body["alias"] == CHAMPION and str(challenger) == version:
+            client.delete_registered_model_alias(name, CHALLENGER)
     except MlflowException as e:
         raise _refused("the database of MLFLOW_TRACKING_URI", body, str(e)) from e
 

@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import ExportInvalid, ReleaseConflict, ReleaseNotFound
-from serving.files import create_exclusive, fsync_folder, locked, write_atomic
+from serving.files import create_exclusive, fsync_path, locked, write_atomic
 from serving.names import check_name
 from serving.release.exported import GOLDEN, MANIFEST, Export, ExportedFile
-from serving.release.promotions import PROMOTE, ROLLBACK, Promotion, PromotionLog
+from serving.release.promotions import DELETE, PROMOTE, REJECT, ROLLBACK, Promotion, PromotionLog
 
 __all__ = ["ReleaseStore"]
 
 log = logging.getLogger(__name__)
 
+# What a version's record keeps of its export's manifest, which goes when the version is pruned.
+_KEPT = ("job", "run_id", "trainer", "code_version", "code", "records_digest", "created", "step", "lineage")
 _STAGING, _TRASH = ".staging-", ".trash-"
 _CHUNK = 1 << 20
 
@@ -133,22 +135,23 @@ class ReleaseStore:
                 staging = self.models / f"{_STAGING}{version}-{secrets.token_hex(4)}"
                 _copy(export, staging)
                 staging.rename(final)
-                fsync_folder(self.models)
+                fsync_path(self.models)
             if not record.get("published"):
                 record.update(
                     published=self._when(),
                     bytes=export.bytes,
                     mlflow_version=mlflow_version,
-                    export={
-                        key: export.info.get(key)
-                        for key in ("job", "run_id", "trainer", "code_version", "records_digest", "created")
-                    },
+                    export={key: export.info.get(key) for key in _KEPT},
                 )
                 write_atomic(self._records / f"{version}.json", _json(record))
             return final
 
     def _clean(self) -> None:
-        """Remove what killed runs left behind. Called with the lock, so nobody is still at it."""
+        """Finish what killed runs left behind. Called with the lock, so nobody is still at it."""
+        for left in self.models.glob(f"{_TRASH}*"):
+            number = left.name.removeprefix(_TRASH).partition("-")[0]
+            if number.isdigit():
+                self._mark_removed(int(number))
         for left in (*self.models.glob(f"{_STAGING}*"), *self.models.glob(f"{_TRASH}*")):
             log.info("removing %s, left by a run that was killed", left)
             shutil.rmtree(left)
@@ -163,7 +166,7 @@ class ReleaseStore:
         stack = self.log.champions()
         if not stack:
             return None
-        last = next(entry for entry in reversed(entries) if entry.version == stack[-1])
+        last = _last(entries, stack[-1])
         return {
             "name": self.name,
             "version": last.version,
@@ -183,16 +186,17 @@ class ReleaseStore:
         why: str,
         gate: Mapping[str, Any] | None = None,
         mlflow_version: str | None = None,
+        canary: Mapping[str, Any] | None = None,
     ) -> Promotion:
         """Make a published version the champion in the log; the same champion again writes nothing."""
         with self._locked():
             self._require_published(version)
             stack = self.log.champions()
             if stack and stack[-1] == version:
-                return next(entry for entry in reversed(self.log.entries()) if entry.version == version)
+                return _last(self.log.entries(), version)
             known = mlflow_version or self.record(version).get("mlflow_version")
             previous = stack[-1] if stack else None
-            entry = Promotion(version, self._when(), by, PROMOTE, why, gate, known, previous)
+            entry = Promotion(version, self._when(), by, PROMOTE, why, gate, known, previous, canary)
             self.log.append(entry)
             return entry
 
@@ -215,12 +219,37 @@ class ReleaseStore:
             stack = self.log.champions()
             version = self.rollback_target(to)
             if stack and stack[-1] == version:
-                return next(entry for entry in reversed(self.log.entries()) if entry.version == version)
+                return _last(self.log.entries(), version)
             known = self.record(version).get("mlflow_version")
             previous = stack[-1] if stack else None
             entry = Promotion(version, self._when(), by, ROLLBACK, why, None, known, previous)
             self.log.append(entry)
             return entry
+
+    def reject(self, version: int, *, by: str, why: str, canary: Mapping[str, Any]) -> Promotion:
+        """Write into the log that a canary was taken back; once for one watch, known by its `started`."""
+        with self._locked():
+            for entry in self.log.entries():
+                if (
+                    entry.what == REJECT
+                    and entry.version == version
+                    and (entry.canary or {}).get("started") == canary.get("started")
+                ):
+                    return entry
+            stack = self.log.champions()
+            known = self.record(version).get("mlflow_version")
+            champion = stack[-1] if stack else None
+            entry = Promotion(version, self._when(), by, REJECT, why, None, known, champion, canary)
+            self.log.append(entry)
+            return entry
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep others from changing the champion (labels, log and aliases together) while inside."""
+        with locked(self.releases / ".champion.lock", self._lock_wait_s):
+            for left in self.releases.glob(".pending.json.*.tmp"):
+                left.unlink(missing_ok=True)
+            yield
 
     def _require_published(self, version: int) -> None:
         if not self.path(version).is_dir():
@@ -245,13 +274,44 @@ class ReleaseStore:
             stay = {*published[-keep:], *self.log.champions()[-2:], *protected}
             removed = [version for version in published if version not in stay]
             for version in removed:
-                trash = self.models / f"{_TRASH}{version}-{secrets.token_hex(4)}"
-                self.path(version).rename(trash)  # away at once, whole, before its files go one by one
-                if version in self.versions():
-                    record = {**self.record(version), "removed": self._when()}
-                    write_atomic(self._records / f"{version}.json", _json(record))
-                shutil.rmtree(trash)
+                self._remove(version)
             return removed
+
+    def remove(self, version: int) -> None:
+        """Remove one published version that is no champion and was none before it; its record stays."""
+        with self._locked():
+            self._clean()
+            self._require_published(version)
+            if version in self.log.champions()[-2:]:
+                raise ReleaseConflict(
+                    f"version {version} of {self.name} is the champion, or would be again by a rollback",
+                    hint="promote another version first, or delete the whole model",
+                )
+            self._remove(version)
+
+    def remove_all(self, *, by: str, why: str) -> list[int]:
+        """Remove every published version, with an entry in the log, which stays as the records do."""
+        with self._locked():
+            self._clean()
+            stack, published = self.log.champions(), self.published()
+            if stack:
+                # First of all: from here on nothing takes a version that goes away for the champion.
+                self.log.append(Promotion(stack[-1], self._when(), by, DELETE, why))
+            for version in published:
+                self._remove(version)
+            return published
+
+    def _remove(self, version: int) -> None:
+        trash = self.models / f"{_TRASH}{version}-{secrets.token_hex(4)}"
+        self.path(version).rename(trash)  # away at once, whole, before its files go one by one
+        self._mark_removed(version)
+        shutil.rmtree(trash)
+
+    def _mark_removed(self, version: int) -> None:
+        if version in self.versions():
+            record = self.record(version)
+            if not record.get("removed"):
+                write_atomic(self._records / f"{version}.json", _json({**record, "removed": self._when()}))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -262,6 +322,11 @@ class ReleaseStore:
 
     def _when(self) -> str:
         return self._now().astimezone(timezone.utc).isoformat(timespec="seconds")
+
+
+def _last(entries: list[Promotion], version: int) -> Promotion:
+    """The entry by which a champion became one."""
+    return next(e for e in reversed(entries) if e.version == version and e.what in (PROMOTE, ROLLBACK))
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
@@ -286,9 +351,9 @@ def _copy(export: Export, target: Path) -> None:
         source = export.folder / name
         if name not in listed and source.is_file():
             (target / name).write_bytes(source.read_bytes())
-            _fsync(target / name)
+            fsync_path(target / name)
     for folder, _, _ in os.walk(target):
-        fsync_folder(Path(folder))
+        fsync_path(Path(folder))
 
 
 def _copy_file(export: Export, file: ExportedFile, target: Path) -> None:
@@ -310,11 +375,3 @@ def _copy_file(export: Export, file: ExportedFile, target: Path) -> None:
             f"{source} is not what its exporter wrote: {size} bytes for {file.bytes}, or other content",
             hint="run the export again",
         )
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

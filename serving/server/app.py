@@ -14,14 +14,17 @@ from typing import Any
 
 from serving.errors import ConfigInvalid
 from serving.files import write_atomic
+from serving.server.auth import TokenInterceptor, check_exposure, tokens_of
 from serving.server.calls import Calls
 from serving.server.flags import Options
 from serving.server.grpc_api import Health, build_server
 from serving.server.manager import ModelManager
 from serving.server.metrics import Metrics
+from serving.server.request_log import RequestLog
 from serving.server.rest import RestApp, RestServer
 from serving.server.runtime import load_runtime
 from serving.server.servable import Servable
+from serving.server.tls import Tls
 from serving.server.warmup import warm_up
 from serving.stubs import model_server_config_pb2
 from serving.tfserving.config import read_config
@@ -41,18 +44,33 @@ class ModelServer:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._tls = Tls(options.ssl_config_file) if options.ssl_config_file else None
+        tokens = tokens_of(options.api_token_file, options.api_token_exempt, options.admin_token_file)
+        check_exposure(
+            options.host,
+            tls=self._tls is not None,
+            authenticated=tokens is not None or (self._tls is not None and self._tls.client_verify),
+            insecure=options.allow_insecure_host,
+        )
         self.metrics = Metrics()
         self.health = Health()
         self.manager = ModelManager(options, self.metrics, self._load)
         self.calls = Calls(self.manager, options, self.metrics)
         self.manager.configure(_first_config(options))
-        self._grpc, self.port = build_server(self.calls, self.health, options.host, options.port)
+        if options.request_log is not None:
+            self.calls.request_log = RequestLog(options.request_log, self.metrics, self.manager.logging_rate)
+        self._grpc, self.port = build_server(
+            self.calls,
+            self.health,
+            options.host,
+            options.port,
+            [TokenInterceptor(tokens)] if tokens else [],
+            self._tls.grpc_credentials() if self._tls else None,
+        )
         self._rest: RestServer | None = None
         if options.rest_api_port is not None:
             try:
-                self._rest = RestServer(
-                    RestApp(self.calls), options.host, options.rest_api_port, options.drain_s
-                )
+                self._rest = RestServer(RestApp(self.calls, tokens), options, self._tls)
             except OSError as e:
                 self._grpc.stop(None)
                 raise ConfigInvalid(
@@ -144,6 +162,10 @@ class ModelServer:
         if self._rest:
             self._rest.stop()
         finished.wait()
+        if self.calls.request_log is not None:
+            self.calls.request_log.close()
+        if self._tls is not None:
+            self._tls.close()
         self.manager.stop()
 
 

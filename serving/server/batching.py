@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from serving.server.flags import Batching
+from serving.server.padding import padded_alike
 from serving.server.status import Code, Refused
 
 __all__ = ["Batcher"]
@@ -33,8 +34,9 @@ class _Item:
 class Batcher:
     """Call it with the arrays of one request, get that request's results.
 
-    `run` gets concatenated arrays and answers arrays with the same first dimension. Raises Refused when a
-    request is larger than a batch may be, when the queue is full, or when the batcher has stopped.
+    `run` gets concatenated arrays and answers arrays with the same first dimension. A request larger than a
+    batch may be is split, where that is enabled. Raises Refused when it is not, when the queue is full, or
+    when the batcher has stopped.
     """
 
     def __init__(self, run: Callable[..., list[Any]], limits: Batching, *, name: str = "batch") -> None:
@@ -42,7 +44,8 @@ class Batcher:
         self._limits = limits
         self._queue: deque[_Item] = deque()
         self._queued = 0
-        self._capacity = limits.max_enqueued_batches * limits.max_batch_size
+        self._largest = limits.largest_batch
+        self._capacity = limits.max_enqueued_batches * self._largest
         self._changed = threading.Condition()
         self._stopped = False
         self._threads = [
@@ -53,19 +56,43 @@ class Batcher:
             thread.start()
 
     def __call__(self, *arrays: np.ndarray) -> list[Any]:
+        if not all(array.ndim for array in arrays):
+            raise Refused(
+                Code.INVALID_ARGUMENT, "Batching Run() input tensors must have at least one dimension"
+            )
         sizes = {array.shape[0] for array in arrays}
         if len(sizes) != 1:
             raise Refused(
-                Code.INVALID_ARGUMENT,
-                f"Batching inputs must have equal 0th-dimension size, got {sorted(sizes)}",
+                Code.INVALID_ARGUMENT, "Batching Run() input tensors must have equal 0th-dimension size"
             )
         size = sizes.pop()
-        if size > self._limits.max_batch_size:
+        if size <= self._largest:
+            item = self._item(arrays, size)
+            self._enqueue([item], size)
+            return item.done.result()
+        if not self._limits.enable_large_batch_splitting:
             raise Refused(
                 Code.INVALID_ARGUMENT,
-                f"Task size {size} is larger than maximum input batch size {self._limits.max_batch_size}",
+                f"Task size {size} is larger than maximum input batch size {self._largest}",
             )
-        item = _Item(arrays, size, tuple(array.shape[1:] for array in arrays))
+        starts = range(0, size, self._largest)
+        items = [
+            self._item(
+                tuple(a[start : start + self._largest] for a in arrays), min(self._largest, size - start)
+            )
+            for start in starts
+        ]
+        self._enqueue(items, size)
+        parts = [item.done.result() for item in items]
+        return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+
+    def _item(self, arrays: tuple[np.ndarray, ...], size: int) -> _Item:
+        # Items of one batch have the same shapes, or the same ranks where they are padded.
+        padded = self._limits.pad_variable_length_inputs
+        shapes = tuple((array.ndim,) if padded else array.shape[1:] for array in arrays)
+        return _Item(arrays, size, shapes)
+
+    def _enqueue(self, items: list[_Item], size: int) -> None:
         with self._changed:
             if self._stopped:
                 raise Refused(Code.UNAVAILABLE, "The version is being unloaded")
@@ -75,10 +102,9 @@ class Batcher:
                     "The batch scheduling queue to which this task was submitted is full; "
                     f"max_enqueued_batches is {self._limits.max_enqueued_batches}",
                 )
-            self._queue.append(item)
+            self._queue.extend(items)
             self._queued += size
-            self._changed.notify()
-        return item.done.result()
+            self._changed.notify(len(items))
 
     def stop(self) -> None:
         """Finish what is queued and end the workers."""
@@ -108,16 +134,13 @@ class Batcher:
             batch = [self._queue.popleft()]
             total = batch[0].size
             until = time.monotonic() + self._limits.batch_timeout_s
-            while total < self._limits.max_batch_size:
+            while total < self._largest:
                 if not self._queue:
                     left = until - time.monotonic()
                     if left <= 0 or self._stopped or not self._changed.wait_for(lambda: self._queue, left):
                         break
                 following = self._queue[0]
-                if (
-                    total + following.size > self._limits.max_batch_size
-                    or following.shapes != batch[0].shapes
-                ):
+                if total + following.size > self._largest or following.shapes != batch[0].shapes:
                     break
                 batch.append(self._queue.popleft())
                 total += following.size
@@ -131,6 +154,8 @@ class Batcher:
             return [self._run(*batch[0].arrays)]
         arrays = []
         for parts in zip(*(item.arrays for item in batch), strict=True):
+            if self._limits.pad_variable_length_inputs:
+                parts = padded_alike(parts)
             fill = [np.repeat(parts[0][:1], padding, axis=0)] if padding and parts[0].shape[0] else []
             arrays.append(np.concatenate([*parts, *fill]))
         outputs = self._run(*arrays)

@@ -1,6 +1,7 @@
 """What TF Serving's methods do, free of transport: messages in, messages out, Refused on anything else.
 
-The `*_on` functions work on one servable (warm-up uses them too); `Calls` finds the servable, counts and times.
+`predict_on` and those of `inference` work on one servable (warm-up uses them too); `Calls` finds the servable, counts
+and times.
 """
 
 from __future__ import annotations
@@ -14,42 +15,35 @@ import numpy as np
 
 from serving import tensors
 from serving.server.flags import Options
+from serving.server.inference import (
+    Timed,
+    classify_on,
+    ignore,
+    multi_inference_on,
+    name_spec,
+    number_of_examples,
+    regress_on,
+    run,
+)
 from serving.server.metrics import Metrics
 from serving.server.servable import DEFAULT_SIGNATURE, Servable, Signature
 from serving.server.status import Code, Refused
 from serving.stubs import (
-    classification_pb2,
-    example_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
     model_management_pb2,
+    model_pb2,
     predict_pb2,
-    regression_pb2,
 )
 
 if TYPE_CHECKING:
     from serving.server.manager import ModelManager
+    from serving.server.request_log import RequestLog
 
-__all__ = ["Calls", "Timed", "classify_on", "predict_on", "regress_on"]
-
-_INPUTS, _OUTPUTS, _CLASSES, _SCORES = "inputs", "outputs", "classes", "scores"
-_FLOAT = 1
-
-Timed = Callable[[float], None]
+__all__ = ["Calls", "predict_on"]
 
 
-def _ignore(micros: float) -> None:
-    pass
-
-
-def _run(signature: Signature, feeds: dict[str, np.ndarray], timed: Timed) -> dict[str, Any]:
-    start = time.perf_counter()
-    outputs = signature.run(feeds)
-    timed((time.perf_counter() - start) * 1e6)
-    return outputs
-
-
-def predict_on(servable: Servable, request: Any, options: Options, timed: Timed = _ignore) -> Any:
+def predict_on(servable: Servable, request: Any, options: Options, timed: Timed = ignore) -> Any:
     """PredictResponse of a PredictRequest."""
     signature = servable.signature(request.model_spec.signature_name)
     feeds = _feeds(signature, request, options.max_message_bytes)
@@ -64,9 +58,9 @@ def predict_on(servable: Servable, request: Any, options: Options, timed: Timed 
                 f"output tensor alias not found in signature: {alias} "
                 f"Outputs expected to be in the set {{{','.join(signature.outputs)}}}.",
             )
-    outputs = _run(signature, feeds, timed)
+    outputs = run(signature, feeds, timed)
     response = predict_pb2.PredictResponse()
-    _name(response.model_spec, servable, signature)
+    name_spec(response.model_spec, servable, signature)
     for alias in wanted:
         tensors.to_proto(outputs[alias], response.outputs[alias], as_content=options.as_tensor_content)
     return response
@@ -100,135 +94,6 @@ def _set(names: set[str]) -> str:
     return ",".join(sorted(names))
 
 
-def _name(spec: Any, servable: Servable, signature: Signature | None = None) -> None:
-    spec.name = servable.name
-    spec.version.value = servable.version
-    if signature is not None:
-        spec.signature_name = signature.name
-
-
-def _examples(model_input: Any) -> np.ndarray:
-    """Serialized tf.train.Examples of an Input message, with the context merged into each."""
-    kind = model_input.WhichOneof("kind")
-    serialized: list[bytes] = []
-    if kind == "example_list":
-        serialized = [example.SerializeToString() for example in model_input.example_list.examples]
-    elif kind == "example_list_with_context":
-        listed = model_input.example_list_with_context
-        for example in listed.examples:
-            merged = example_pb2.Example()
-            merged.CopyFrom(listed.context)
-            for name, feature in example.features.feature.items():
-                merged.features.feature[name].CopyFrom(feature)
-            serialized.append(merged.SerializeToString())
-    if not serialized:
-        raise Refused(Code.INVALID_ARGUMENT, "Input is empty.")
-    array = np.empty(len(serialized), object)
-    array[:] = serialized
-    return array
-
-
-def _examples_signature(servable: Servable, spec: Any, kind: str) -> Signature:
-    name = spec.signature_name or DEFAULT_SIGNATURE
-    signature = servable.signatures.get(name)
-    if signature is None:
-        raise Refused(Code.INVALID_ARGUMENT, f"No signature was found with the name: {name}")
-    if len(signature.inputs) != 1:
-        raise Refused(Code.INVALID_ARGUMENT, "Expected one input Tensor.")
-    if _INPUTS not in signature.inputs:
-        raise Refused(Code.FAILED_PRECONDITION, f"No {kind} inputs found in SignatureDef: {signature.name}")
-    return signature
-
-
-def classify_on(servable: Servable, request: Any, timed: Timed = _ignore) -> Any:
-    """ClassificationResponse of a ClassificationRequest."""
-    signature = _examples_signature(servable, request.model_spec, "classification")
-    if len(signature.outputs) not in (1, 2):
-        raise Refused(
-            Code.INVALID_ARGUMENT, f"Expected one or two output Tensors, found {len(signature.outputs)}"
-        )
-    if not {_CLASSES, _SCORES} & set(signature.outputs):
-        raise Refused(
-            Code.FAILED_PRECONDITION,
-            f'Expected classification signature outputs to contain at least one of "{_CLASSES}" or "{_SCORES}". '
-            f"Signature was: {signature.name}",
-        )
-    examples = _examples(request.input)
-    outputs = _run(signature, {_INPUTS: examples}, timed)
-    classes, scores = outputs.get(_CLASSES), outputs.get(_SCORES)
-    _check_classes(classes, tensors.STRING, _CLASSES, len(examples))
-    _check_classes(scores, _FLOAT, _SCORES, len(examples))
-    if classes is not None and scores is not None and classes.shape[1] != scores.shape[1]:
-        raise Refused(
-            Code.INVALID_ARGUMENT,
-            "Tensors class and score should match in dim_size(1). "
-            f"Got {classes.shape[1]} vs. {scores.shape[1]}",
-        )
-    response = classification_pb2.ClassificationResponse()
-    _name(response.model_spec, servable, signature)
-    width = (scores if scores is not None else classes).shape[1]
-    for row in range(len(examples)):
-        classification = response.result.classifications.add()
-        for column in range(width):
-            one = classification.classes.add()
-            if classes is not None:
-                one.label = bytes(classes[row, column]).decode("utf-8", "replace")
-            if scores is not None:
-                one.score = scores[row, column]
-    return response
-
-
-def _check_classes(array: Any, dtype: int, name: str, examples: int) -> None:
-    if array is None:
-        return
-    if array.ndim != 2:
-        raise Refused(
-            Code.INVALID_ARGUMENT,
-            f"Expected Tensor shape: [batch_size num_classes] but got {list(array.shape)}",
-        )
-    got = tensors.datatype_of(array.dtype)
-    if got != dtype:
-        raise Refused(
-            Code.INVALID_ARGUMENT,
-            f"Expected {name} Tensor of {tensors.dtype_name(dtype)}. Got: {tensors.dtype_name(got)}",
-        )
-    if array.shape[0] != examples:
-        raise Refused(
-            Code.INVALID_ARGUMENT, f"Expected {name} output batch size of {examples}. Got: {array.shape[0]}"
-        )
-
-
-def regress_on(servable: Servable, request: Any, timed: Timed = _ignore) -> Any:
-    """RegressionResponse of a RegressionRequest."""
-    signature = _examples_signature(servable, request.model_spec, "regression")
-    if len(signature.outputs) != 1:
-        raise Refused(Code.INVALID_ARGUMENT, "Expected one output Tensor.")
-    if _OUTPUTS not in signature.outputs:
-        raise Refused(
-            Code.FAILED_PRECONDITION, f"No regression outputs found in SignatureDef: {signature.name}"
-        )
-    examples = _examples(request.input)
-    values = _run(signature, {_INPUTS: examples}, timed)[_OUTPUTS]
-    if values.ndim not in (1, 2) or (values.ndim == 2 and values.shape[1] != 1):
-        raise Refused(
-            Code.INVALID_ARGUMENT,
-            "Expected output Tensor shape to be either [batch_size] or [batch_size, 1] "
-            f"but got {list(values.shape)}",
-        )
-    if values.shape[0] != len(examples):
-        raise Refused(
-            Code.INVALID_ARGUMENT,
-            f"Input batch size did not match output batch size: {len(examples)} vs. {values.shape[0]}",
-        )
-    if tensors.datatype_of(values.dtype) != _FLOAT:
-        raise Refused(Code.INVALID_ARGUMENT, f"Expected output Tensor of DT_FLOAT.  Got: {values.dtype.name}")
-    response = regression_pb2.RegressionResponse()
-    _name(response.model_spec, servable, signature)
-    for value in values.ravel().tolist():
-        response.result.regressions.add(value=value)
-    return response
-
-
 class Calls:
     """The API of one server. `entrypoint` is "GRPC" or "REST", for the metrics only."""
 
@@ -236,22 +101,39 @@ class Calls:
         self.manager = manager
         self.options = options
         self.metrics = metrics
+        self.request_log: RequestLog | None = None
 
     def predict(self, request: Any, entrypoint: str = "GRPC") -> Any:
         with self._serving(request.model_spec, "Predict", entrypoint) as (servable, timed):
-            return predict_on(servable, request, self.options, timed)
+            response = predict_on(servable, request, self.options, timed)
+        if self.request_log is not None:
+            self.request_log.offer(request, response)
+        return response
 
     def classify(self, request: Any, entrypoint: str = "GRPC") -> Any:
         with self._serving(request.model_spec, "Classify", entrypoint) as (servable, timed):
             response = classify_on(servable, request, timed)
             self.metrics.examples(servable.name, len(response.result.classifications))
-            return response
+        if self.request_log is not None:
+            self.request_log.offer(request, response)
+        return response
 
     def regress(self, request: Any, entrypoint: str = "GRPC") -> Any:
         with self._serving(request.model_spec, "Regress", entrypoint) as (servable, timed):
             response = regress_on(servable, request, timed)
             self.metrics.examples(servable.name, len(response.result.regressions))
-            return response
+        if self.request_log is not None:
+            self.request_log.offer(request, response)
+        return response
+
+    def multi_inference(self, request: Any, entrypoint: str = "GRPC") -> Any:
+        spec = request.tasks[0].model_spec if request.tasks else model_pb2.ModelSpec()
+        with self._serving(spec, "MultiInference", entrypoint) as (servable, timed):
+            response = multi_inference_on(servable, request, timed)
+            self.metrics.examples(servable.name, number_of_examples(request.input))
+        if self.request_log is not None:
+            self.request_log.offer_multi(request, response)
+        return response
 
     def predict_arrays(
         self,
@@ -268,7 +150,11 @@ class Calls:
                     Code.INVALID_ARGUMENT,
                     f'Serving signature name: "{name or DEFAULT_SIGNATURE}" not found in signature def',
                 )
-            return _run(signature, feeds(signature), timed)
+            inputs = feeds(signature)
+            outputs = run(signature, inputs, timed)
+        if self.request_log is not None:
+            self.request_log.offer_arrays(servable.name, servable.version, signature.name, inputs, outputs)
+        return outputs
 
     def metadata(self, request: Any) -> Any:
         """GetModelMetadataResponse: the signatures of a version."""
@@ -286,7 +172,7 @@ class Calls:
         with self.manager.hold(request.model_spec) as servable:
             for key, signature in servable.signatures.items():
                 signatures.signature_def[key].CopyFrom(signature.definition)
-            _name(response.model_spec, servable)
+            name_spec(response.model_spec, servable)
         response.metadata["signature_def"].Pack(signatures)
         return response
 
@@ -319,8 +205,10 @@ class Calls:
     def _serving(self, spec: Any, api: str, entrypoint: str) -> Iterator[tuple[Servable, Timed]]:
         start = time.perf_counter()
         status = "OK"
+        version: int | None = None
         try:
             with self.manager.hold(spec) as servable:
+                version = servable.version
                 yield servable, lambda micros: self.metrics.run(spec.name, api, micros)
         except Refused as e:
             status = e.code.name
@@ -333,3 +221,5 @@ class Calls:
                 micros = (time.perf_counter() - start) * 1e6
                 shown = api if entrypoint == "GRPC" else api.lower()  # as TF Serving spells them
                 self.metrics.request(spec.name, shown, entrypoint, status, micros)
+                if version is not None:
+                    self.metrics.version_request(spec.name, version, status, micros)

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import text_format
-
 from serving.errors import ConfigInvalid
-from serving.server.protos import BatchingParameters
+from serving.server.metrics import PATH as METRICS_PATH
+from serving.server.protos import BatchingParameters, MonitoringConfig, read_text
+from serving.server.request_log import LogOptions
 
 __all__ = ["Batching", "Options", "parse"]
+
+
+_GRPC_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,14 @@ class Batching:
     max_enqueued_batches: int = 100
     num_batch_threads: int = 2
     allowed_batch_sizes: tuple[int, ...] = ()
+    pad_variable_length_inputs: bool = False
+    enable_large_batch_splitting: bool = True
+    max_execution_batch_size: int | None = None
+
+    @property
+    def largest_batch(self) -> int:
+        """How many rows one run of the model may get."""
+        return self.max_execution_batch_size or self.max_batch_size
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_enqueued_batches", "num_batch_threads"):
@@ -34,27 +45,43 @@ class Batching:
             raise ConfigInvalid(
                 f"batch_timeout_micros must be 0 or more, got {self.batch_timeout_s * 1e6:.0f}"
             )
-        sizes = self.allowed_batch_sizes
-        if sizes and (list(sizes) != sorted(set(sizes)) or sizes[-1] != self.max_batch_size or sizes[0] < 1):
+        most = self.max_execution_batch_size
+        if most is not None and (
+            not self.enable_large_batch_splitting or not 1 <= most <= self.max_batch_size
+        ):
             raise ConfigInvalid(
-                f"allowed_batch_sizes must rise and end with max_batch_size {self.max_batch_size}, got {list(sizes)}"
+                "max_execution_batch_size must be from 1 to max_batch_size and needs "
+                f"enable_large_batch_splitting, got {most}"
+            )
+        sizes, last = self.allowed_batch_sizes, self.largest_batch
+        if sizes and (list(sizes) != sorted(set(sizes)) or sizes[-1] != last or sizes[0] < 1):
+            name = "max_batch_size" if most is None else "max_execution_batch_size"
+            raise ConfigInvalid(
+                f"allowed_batch_sizes must rise and end with {name} {last}, got {list(sizes)}"
             )
 
     @classmethod
     def load(cls, path: Path) -> Batching:
         """Read TF Serving's --batching_parameters_file (text proto)."""
-        try:
-            read = text_format.Parse(path.read_text(), BatchingParameters())
-        except (OSError, UnicodeDecodeError, text_format.ParseError) as e:
-            raise ConfigInvalid(f"batching parameters file {path}: {e}") from e
+        read = read_text(path, BatchingParameters(), "batching parameters file")
         given = {
             name: getattr(read, name).value
-            for name in ("max_batch_size", "max_enqueued_batches", "num_batch_threads")
+            for name in (
+                "max_batch_size",
+                "max_enqueued_batches",
+                "num_batch_threads",
+                "enable_large_batch_splitting",
+                "max_execution_batch_size",
+            )
             if read.HasField(name)
         }
         if read.HasField("batch_timeout_micros"):
             given["batch_timeout_s"] = read.batch_timeout_micros.value / 1e6
-        return cls(**given, allowed_batch_sizes=tuple(read.allowed_batch_sizes))
+        return cls(
+            **given,
+            allowed_batch_sizes=tuple(read.allowed_batch_sizes),
+            pad_variable_length_inputs=read.pad_variable_length_inputs,
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +103,8 @@ class Options:
     batching: Batching | None = None
     intra_op_threads: int = 1
     inter_op_threads: int = 1
-    grpc_threads: int = 8
+    grpc_threads: int = _GRPC_THREADS
+    grpc_direct: bool = True
     rest_threads: int = 8
     grpc_options: tuple[tuple[str, int | str], ...] = ()
     as_tensor_content: bool = True
@@ -84,6 +112,18 @@ class Options:
     max_concurrent_requests: int = 1024
     drain_s: float = 10.0
     ready_file: Path | None = None
+    request_log: LogOptions | None = None
+    metrics_path: str | None = METRICS_PATH
+    ssl_config_file: Path | None = None
+    api_token_file: Path | None = None
+    admin_token_file: Path | None = None
+    api_token_exempt: tuple[str, ...] = ("health",)
+    allow_insecure_host: bool = False
+    rest_timeout_s: float = 30.0
+    header_timeout_s: float = 10.0
+    warm_up: bool = True
+    warm_up_iterations: int = 1
+    cors: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_load_threads", "grpc_threads", "rest_threads", "max_concurrent_requests"):
@@ -91,6 +131,9 @@ class Options:
                 raise ConfigInvalid(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.poll_s <= 0:
             raise ConfigInvalid(f"file_system_poll_wait_seconds must be over 0, got {self.poll_s}")
+        for name in ("max_message_bytes", "rest_timeout_s", "header_timeout_s", "warm_up_iterations"):
+            if getattr(self, name) <= 0:
+                raise ConfigInvalid(f"{name} must be over 0, got {getattr(self, name)}")
         if self.port and self.port == self.rest_api_port:
             raise ConfigInvalid(f"rest_api_port must differ from port, got {self.port} for both")
         if not self.model_config_file and not self.model_base_path:
@@ -145,10 +188,26 @@ def _parser() -> argparse.ArgumentParser:
     add("--num_load_threads", type=int, default=1)
     flag("--allow_version_labels_for_unavailable_models", "labels may name versions that are not loaded yet")
     flag("--enable_batching", "run requests of several callers together")
-    add("--batching_parameters_file", type=Path)
-    add("--tensorflow_intra_op_parallelism", type=int, default=1, help="threads within an op; 0 is all cores")
-    add("--tensorflow_inter_op_parallelism", type=int, default=1)
-    add("--grpc_max_threads", type=int, default=8)
+    add("--batching_parameters_file", type=Path, help="BatchingParameters as text proto")
+    add("--monitoring_config_file", type=Path, help="MonitoringConfig as text proto")
+    add("--ssl_config_file", type=Path, help="SSLConfig as text proto: TLS for both ports")
+    add("--tensorflow_session_parallelism", type=int, help="threads within and between ops, in one flag")
+    add(
+        "--tensorflow_intra_op_parallelism",
+        type=int,
+        help="threads within an op, 1 if not given; 0 is all cores",
+    )
+    add("--tensorflow_inter_op_parallelism", type=int, help="ops at a time, 1 if not given; 0 is all cores")
+    add("--rest_api_timeout_in_ms", type=int, default=30_000, help="longest time of a REST request")
+    add("--enable_model_warmup", type=_bool, nargs="?", const=True, default=True)
+    add("--num_request_iterations_for_warmup", type=int, default=1, help="runs of each warm-up request")
+    flag("--rest_api_enable_cors_support", "let web pages of other origins call the REST API")
+    flag("--enable_grpc_healthcheck_service", "taken for TF Serving's sake: the service is always there")
+    add(
+        "--grpc_max_threads",
+        type=int,
+        help="the cores and one more, or 8 where those are more, or with batching",
+    )
     add("--rest_api_num_threads", type=int, default=8)
     add("--grpc_channel_arguments", type=_channel_arguments, default=())
     add("--enable_serialization_as_tensor_content", type=_bool, nargs="?", const=True, default=True)
@@ -156,7 +215,40 @@ def _parser() -> argparse.ArgumentParser:
     ours("--host", default="127.0.0.1", help="address to listen on; loopback unless told otherwise")
     ours("--max_message_bytes", type=int, default=128 << 20, help="largest request or answer")
     ours("--max_concurrent_requests", type=int, default=1024, help="more are refused at once")
+    ours(
+        "--grpc_direct",
+        type=_bool,
+        default=True,
+        help="answer calls in the threads that receive them; false for grpcio's own server, at twice the cost",
+    )
+    ours("--header_timeout_seconds", type=float, default=10.0, help="time for a connection to send its head")
+    ours("--api_token_file", type=Path, help="tokens that callers must show one of, one a line")
+    ours(
+        "--admin_token_file",
+        type=Path,
+        help="tokens that alone may change what is served; good for the rest too",
+    )
+    ours(
+        "--api_token_exempt",
+        default="health",
+        help="what needs no token, with commas between: health, metrics, metadata (REST)",
+    )
+    ours(
+        "--allow_insecure_host",
+        action="store_true",
+        help="serve other machines without TLS and tokens: something else protects this server",
+    )
     ours("--drain_seconds", type=float, default=10.0, help="time for requests in flight after SIGTERM")
+    ours("--request_log_dir", type=Path, help="log a sample of the requests here; none without it")
+    ours(
+        "--request_log_sample_rate",
+        type=float,
+        default=0.0,
+        help="share of requests logged of models whose config has no logging_config, from 0 to 1",
+    )
+    ours("--request_log_max_file_bytes", type=int, default=64 << 20, help="a log file is closed at this size")
+    ours("--request_log_max_file_seconds", type=float, default=60.0, help="and at this age")
+    ours("--request_log_keep_bytes", type=int, default=4 << 30, help="above it the oldest files are removed")
     ours(
         "--ready-file",
         "--ready_file",
@@ -164,6 +256,53 @@ def _parser() -> argparse.ArgumentParser:
         help="JSON with ports and pid, written when models are served",
     )
     return parser
+
+
+def _grpc_threads(asked: int | None, batching: bool) -> int:
+    """How many calls are worked on at a time.
+
+    A thread computes from its call's start to its end, and more of them than cores only wait for the interpreter's
+    lock; where they wait for a batch, it takes many to fill one.
+    """
+    if asked is not None:
+        return asked
+    return _GRPC_THREADS if batching else min(_GRPC_THREADS, (os.cpu_count() or 1) + 1)
+
+
+def _threads(given: argparse.Namespace, which: str) -> int:
+    """As in TF Serving: the session's flag is for both, and excludes the two."""
+    own, both = getattr(given, f"tensorflow_{which}_op_parallelism"), given.tensorflow_session_parallelism
+    if own is not None and both is not None:
+        raise ConfigInvalid(
+            "--tensorflow_session_parallelism can't be given together with "
+            "--tensorflow_intra_op_parallelism or --tensorflow_inter_op_parallelism"
+        )
+    return own if own is not None else both if both is not None else 1
+
+
+def _metrics_path(file: Path | None) -> str | None:
+    """Where Prometheus finds the metrics; None where the monitoring config switches them off."""
+    if file is None:
+        return METRICS_PATH
+    prometheus = read_text(file, MonitoringConfig(), "monitoring config file").prometheus_config
+    path = prometheus.path or METRICS_PATH
+    if not path.startswith("/"):
+        raise ConfigInvalid(f"path of {file} must begin with /, got {path!r}")
+    return path if prometheus.enable else None
+
+
+def _request_log(given: argparse.Namespace) -> LogOptions | None:
+    if given.request_log_dir is None:
+        if given.request_log_sample_rate:
+            raise ConfigInvalid("--request_log_sample_rate needs --request_log_dir")
+        return None
+    return LogOptions(
+        given.request_log_dir,
+        sample_rate=given.request_log_sample_rate,
+        max_file_bytes=given.request_log_max_file_bytes,
+        max_file_age_s=given.request_log_max_file_seconds,
+        keep_bytes=given.request_log_keep_bytes,
+    )
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
@@ -189,9 +328,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
             num_load_threads=given.num_load_threads,
             allow_unavailable_labels=given.allow_version_labels_for_unavailable_models,
             batching=batching,
-            intra_op_threads=given.tensorflow_intra_op_parallelism,
-            inter_op_threads=given.tensorflow_inter_op_parallelism,
-            grpc_threads=given.grpc_max_threads,
+            intra_op_threads=_threads(given, "intra"),
+            inter_op_threads=_threads(given, "inter"),
+            grpc_threads=_grpc_threads(given.grpc_max_threads, batching is not None),
+            grpc_direct=given.grpc_direct,
             rest_threads=given.rest_api_num_threads,
             grpc_options=given.grpc_channel_arguments,
             as_tensor_content=given.enable_serialization_as_tensor_content,
@@ -199,6 +339,18 @@ def parse(argv: Sequence[str] | None = None) -> Options:
             max_concurrent_requests=given.max_concurrent_requests,
             drain_s=given.drain_seconds,
             ready_file=given.ready_file,
+            request_log=_request_log(given),
+            metrics_path=_metrics_path(given.monitoring_config_file),
+            ssl_config_file=given.ssl_config_file,
+            api_token_file=given.api_token_file,
+            admin_token_file=given.admin_token_file,
+            api_token_exempt=tuple(filter(None, given.api_token_exempt.split(","))),
+            allow_insecure_host=given.allow_insecure_host,
+            rest_timeout_s=given.rest_api_timeout_in_ms / 1e3,
+            header_timeout_s=given.header_timeout_seconds,
+            cors=given.rest_api_enable_cors_support,
+            warm_up=given.enable_model_warmup,
+            warm_up_iterations=given.num_request_iterations_for_warmup,
         )
     except ConfigInvalid as e:
         parser.error(str(e))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,8 @@ import grpc
 
 from serving.errors import ConfigInvalid
 from serving.server.calls import Calls
+from serving.server.flags import Options
+from serving.server.grpc_direct import Unsupported, direct_server
 from serving.server.protos import HealthCheckRequest, HealthCheckResponse
 from serving.server.status import Refused
 from serving.stubs import model_service_pb2_grpc, prediction_service_pb2_grpc
@@ -52,6 +54,9 @@ class _Predictions(prediction_service_pb2_grpc.PredictionServiceServicer):
     def Regress(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return _guarded(context, self._calls.regress, request)
 
+    def MultiInference(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return _guarded(context, self._calls.multi_inference, request)
+
     def GetModelMetadata(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return _guarded(context, self._calls.metadata, request)
 
@@ -90,26 +95,56 @@ class Health:
         return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
 
 
-def build_server(calls: Calls, health: Health, host: str, port: int) -> tuple[grpc.Server, int]:
+def _server(
+    options: Options, interceptors: Sequence[grpc.ServerInterceptor], arguments: Sequence[tuple[str, Any]]
+) -> grpc.Server:
+    if options.grpc_direct:
+        try:
+            return direct_server(
+                options.grpc_threads, interceptors, arguments, options.max_concurrent_requests
+            )
+        except Unsupported as e:
+            log.warning("gRPC calls go through a thread pool, at twice the cost: %s", e)
+    return grpc.server(
+        ThreadPoolExecutor(options.grpc_threads, "grpc"),
+        options=arguments,
+        interceptors=interceptors,
+        maximum_concurrent_rpcs=options.max_concurrent_requests,
+    )
+
+
+def build_server(
+    calls: Calls,
+    health: Health,
+    host: str,
+    port: int,
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
+    credentials: grpc.ServerCredentials | None = None,
+) -> tuple[grpc.Server, int]:
     """A gRPC server bound to its port (not started), and the port."""
     options = calls.options
-    server = grpc.server(
-        ThreadPoolExecutor(options.grpc_threads, "grpc"),
-        options=[
+    server = _server(
+        options,
+        interceptors,
+        [
             ("grpc.max_receive_message_length", options.max_message_bytes),
             ("grpc.max_send_message_length", options.max_message_bytes),
             # Two servers on one port would share its requests in silence.
             ("grpc.so_reuseport", 0),
+            # A connection that never says what it wants must not be held for grpc's two minutes.
+            ("grpc.server_handshake_timeout_ms", round(options.header_timeout_s * 1000)),
             *options.grpc_options,
         ],
-        maximum_concurrent_rpcs=options.max_concurrent_requests,
     )
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(_Predictions(calls), server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Models(calls), server)
     server.add_generic_rpc_handlers((health.handler(),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as e:
         raise ConfigInvalid(
             f"gRPC port {address} can't be opened: {e}",

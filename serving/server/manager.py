@@ -86,6 +86,13 @@ class ModelManager:
         """The config names this model."""
         return model in self._configs
 
+    def logging_rate(self, model: str) -> float | None:
+        """Share of requests that the model's config wants logged; None where it says nothing."""
+        config = self._configs.get(model)
+        if config is None or not config.HasField("logging_config"):
+            return None
+        return config.logging_config.sampling_config.sampling_rate
+
     @contextmanager
     def hold(self, spec: Any) -> Iterator[Servable]:
         """The servable that a ModelSpec names, kept loaded while inside; raises Refused."""

@@ -12,15 +12,21 @@ __all__ = ["PATH", "Metrics"]
 
 PATH = "/monitoring/prometheus/metrics"
 _LATENCY = tuple(10 * 1.8**i for i in range(33))
+# A canary is compared by these: fine enough to tell 1.3 times slower.
+_FINE = tuple(10 * 1.25**i for i in range(73))
 _EXAMPLES = tuple(float(2**i) for i in range(15))
 
 _COUNTERS = {
     ":tensorflow:serving:request_count": ("model_name", "status"),
     ":tensorflow:serving:request_example_count_total": ("model",),
+    ":trainyard:serving:version_request_count": ("model_name", "version", "status"),
+    ":tensorflow:serving:request_log_count": ("model_name", "status_code"),
+    ":trainyard:serving:request_log_dropped_count": ("model_name", "reason"),
     ":tensorflow:cc:saved_model:load_attempt_count": ("model_path", "status"),
     ":tensorflow:cc:saved_model:load_latency": ("model_path",),
 }
 _HISTOGRAMS = {
+    ":trainyard:serving:version_request_latency": (("model_name", "version"), _FINE),
     ":tensorflow:serving:request_latency": (("model_name", "API", "entrypoint"), _LATENCY),
     ":tensorflow:serving:runtime_latency": (("model_name", "API", "runtime"), _LATENCY),
     ":tensorflow:serving:request_example_counts": (("model",), _EXAMPLES),
@@ -41,6 +47,13 @@ class Metrics:
         if status == "OK":
             self._observe(":tensorflow:serving:request_latency", (model, api, entrypoint), micros)
 
+    def version_request(self, model: str, version: int, status: str, micros: float) -> None:
+        """One request that came as far as a version; TF Serving does not count these apart."""
+        labels = (model, str(version))
+        self._count(":trainyard:serving:version_request_count", (*labels, status))
+        if status == "OK":
+            self._observe(":trainyard:serving:version_request_latency", labels, micros)
+
     def run(self, model: str, api: str, micros: float) -> None:
         """One run of a model's graph."""
         self._observe(":tensorflow:serving:runtime_latency", (model, api, "TF1"), micros)
@@ -49,6 +62,14 @@ class Metrics:
         """One request that brought `count` examples."""
         self._count(":tensorflow:serving:request_example_count_total", (model,), count)
         self._observe(":tensorflow:serving:request_example_counts", (model,), count)
+
+    def request_logged(self, model: str) -> None:
+        """One request written into the request log."""
+        self._count(":tensorflow:serving:request_log_count", (model, "OK"))
+
+    def request_dropped(self, model: str, reason: str) -> None:
+        """One request that was picked for the request log and is not in it: "queue_full", "disk" or "error"."""
+        self._count(":trainyard:serving:request_log_dropped_count", (model, reason))
 
     def load(self, path: str, ok: bool, micros: float) -> None:
         """One try to load a version."""

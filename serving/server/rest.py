@@ -3,10 +3,10 @@
     POST /v1/models/NAME[/versions/N|/labels/L]:predict|classify|regress
     GET  /v1/models/NAME[/versions/N|/labels/L]            status
     GET  /v1/models/NAME[/versions/N|/labels/L]/metadata   signatures
-    GET  /monitoring/prometheus/metrics
+    GET  /monitoring/prometheus/metrics                    or what --monitoring_config_file says
 
-Errors are {"error": "..."} with TF Serving's HTTP codes. The requests' work is done in a thread pool, so
-that a slow model never holds up status and metrics.
+Errors are {"error": "..."} with TF Serving's HTTP codes; bodies may come gzipped. The requests' work is done
+in a thread pool, so that a slow model never holds up status and metrics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -25,9 +25,13 @@ from urllib.parse import unquote
 from google.protobuf import json_format
 
 from serving.server import rest_answers, rest_json
+from serving.server.auth import Tokens
 from serving.server.calls import Calls
-from serving.server.metrics import PATH as METRICS_PATH
+from serving.server.flags import Options
+from serving.server.rest_examples import examples_input
+from serving.server.rest_gzip import unzipped
 from serving.server.status import Code, Refused, http_status
+from serving.server.tls import Tls
 from serving.stubs import (
     classification_pb2,
     get_model_metadata_pb2,
@@ -45,9 +49,15 @@ _CALL = re.compile(
     rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict)", re.IGNORECASE
 )
 _READ = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?:/(?P<metadata>metadata))?", re.IGNORECASE)
+_API = re.compile(r"/v1/", re.IGNORECASE)
 _MAX_INT64 = (1 << 63) - 1
 _JSON = b"application/json"
 _PATIENCE = 8
+_CORS = [
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-allow-methods", b"POST, GET"),
+    (b"access-control-allow-headers", b"Content-Type, Authorization"),
+]
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -56,10 +66,14 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 class RestApp:
     """The ASGI application of one server."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, tokens: Tokens | None = None) -> None:
         self._calls = calls
+        self._tokens = tokens
         options = calls.options
         self._max_bytes = options.max_message_bytes
+        self._timeout_s = options.rest_timeout_s
+        self._cors = options.cors
+        self._metrics_path = options.metrics_path
         self._free = options.max_concurrent_requests
         self._pool = ThreadPoolExecutor(options.rest_threads, "rest")
 
@@ -71,24 +85,56 @@ class RestApp:
         if scope["type"] != "http":
             return
         method, path = scope["method"], scope.get("raw_path", b"").decode("latin-1").partition("?")[0]
+        if self._cors:
+            send = _with_cors(send)
+            if method == "OPTIONS":  # a browser asks before it calls; it sends no token yet
+                await _answer(send, 200, b"{}")
+                return
+        if self._tokens is not None and (refusal := self._refusal(scope, path)):
+            await _answer(send, 401, _error(refusal), close=True, more=[(b"www-authenticate", b"Bearer")])
+            return
+        if path == self._metrics_path and method == "GET":
+            await _answer(send, 200, self._calls.metrics.page().encode(), b"text/plain; version=0.0.4")
+            return
         if self._free <= 0:
             await _answer(send, 429, _error("Too many requests in flight; try again"))
             return
         self._free -= 1  # one event loop: no lock needed
         try:
-            if path == METRICS_PATH and method == "GET":
-                await _answer(send, 200, self._calls.metrics.page().encode(), b"text/plain; version=0.0.4")
+            try:
+                body = await asyncio.wait_for(self._body(receive), self._timeout_s)
+            except asyncio.TimeoutError:
+                message = f"The request's body did not come within {self._timeout_s:g} s"
+                await _answer(send, 408, _error(message), close=True)
                 return
-            body = await self._body(receive)
             if body is None:
                 message = f"Request body is larger than {self._max_bytes} bytes; send a smaller batch"
                 await _answer(send, 413, _error(message), close=True)
                 return
-            loop = asyncio.get_running_loop()
-            status, answer = await loop.run_in_executor(self._pool, self.respond, method, path, body)
+            if query := scope.get(
+                "query_string"
+            ):  # TF Serving knows no queries, and matches them with the path
+                path = f"{path}?{query.decode('latin-1')}"
+            zipped = any(k == b"content-encoding" and b"gzip" in v for k, v in scope.get("headers", ()))
+            work = asyncio.get_running_loop().run_in_executor(
+                self._pool, self.respond, method, path, body, zipped
+            )
+            try:
+                status, answer = await asyncio.wait_for(work, self._timeout_s)
+            except asyncio.TimeoutError:
+                message = f"The request took longer than rest_api_timeout_in_ms, {self._timeout_s * 1000:.0f}"
+                status, answer = http_status(Code.DEADLINE_EXCEEDED), _error(message)
             await _answer(send, status, answer)
         finally:
             self._free += 1
+
+    def _refusal(self, scope: dict[str, Any], path: str) -> str | None:
+        if path == self._metrics_path and self._tokens.exempt("metrics"):
+            return None
+        read = _READ.fullmatch(path) if scope["method"] == "GET" else None
+        if read and read["metadata"] and self._tokens.exempt("metadata"):
+            return None
+        return self._tokens.refusal(next((v for k, v in scope["headers"] if k == b"authorization"), None))
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The request's body, None where it is over the limit."""
@@ -110,9 +156,13 @@ class RestApp:
             if not message.get("more_body"):
                 return b"".join(parts) if size <= self._max_bytes else None
 
-    def respond(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def respond(self, method: str, path: str, body: bytes, zipped: bool = False) -> tuple[int, bytes]:
         """Status and JSON body of one request; never raises."""
         try:
+            if not _API.match(path):
+                return 404, _error(f"Not found: {method} {path}")
+            if zipped:
+                body = unzipped(body, self._max_bytes)
             if method == "POST" and (found := _CALL.fullmatch(path)):
                 return 200, self._call(found["method"].lower(), _spec(found), body)
             if method == "GET" and (found := _READ.fullmatch(path)):
@@ -131,7 +181,7 @@ class RestApp:
             outputs = self._calls.predict_arrays(spec, name, lambda sig: rest_json.feeds(document, sig))
             return rest_answers.outputs_body(outputs, rest_json.is_row(document))
         spec.signature_name = name
-        examples = rest_json.examples_input(document)
+        examples = examples_input(document)
         if method == "classify":
             classify = classification_pb2.ClassificationRequest(model_spec=spec, input=examples)
             return rest_answers.results_body(self._calls.classify(classify, "REST"))
@@ -182,20 +232,40 @@ def _error(message: str) -> bytes:
     return json.dumps({"error": message}).encode()
 
 
-async def _answer(send: Send, status: int, body: bytes, kind: bytes = _JSON, *, close: bool = False) -> None:
-    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+async def _answer(
+    send: Send,
+    status: int,
+    body: bytes,
+    kind: bytes = _JSON,
+    *,
+    close: bool = False,
+    more: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
+def _with_cors(send: Send) -> Send:
+    async def sending(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] += _CORS
+        await send(message)
+
+    return sending
+
+
 class RestServer:
     """uvicorn around the application, on a socket that is bound at once."""
 
-    def __init__(self, app: RestApp, host: str, port: int, drain_s: float) -> None:
+    def __init__(self, app: RestApp, options: Options, tls: Tls | None = None) -> None:
         import uvicorn
 
+        from serving.server.limits import patient
+
+        host, port = options.host, options.rest_api_port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -208,13 +278,16 @@ class RestServer:
         self._app = app
         config = uvicorn.Config(
             app,
+            http=patient(options.header_timeout_s),
+            ssl_context_factory=None if tls is None else lambda config, default: tls.context,
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             lifespan="off",
             ws="none",
             server_header=False,
             date_header=False,
-            timeout_graceful_shutdown=max(1, round(drain_s)),
+            timeout_graceful_shutdown=max(1, round(options.drain_s)),
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="rest-api", daemon=True)

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -18,48 +19,69 @@ import numpy as np
 from serving import tensors
 from serving.server.servable import Signature
 from serving.server.status import Code, Refused
-from serving.stubs import input_pb2
 
 __all__ = [
-    "examples_input",
+    "MAX_FLOAT32",
+    "b64_bytes",
     "feeds",
+    "invalid",
+    "is_b64",
     "is_row",
+    "lossy",
     "parse",
+    "show",
     "signature_name",
+    "type_name",
 ]
 
 _decode = msgspec.json.Decoder().decode
+_printer = json.JSONEncoder(default=str, indent=4)
 _FLOAT32 = 1
-_EXACT_FLOAT32 = (1 << 24) - 1
+_FLOAT64 = 2
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_EXACT = {
+    _FLOAT32: (1 << 24) - 1,
+    _FLOAT64: (1 << 53) - 1,
+}  # largest whole numbers that TF Serving takes for exact
 # Kinds of NumPy arrays that JSON values may make, by the kind of the tensor they are for.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
-def _invalid(message: str) -> Refused:
+def invalid(message: str) -> Refused:
+    """A refusal with INVALID_ARGUMENT."""
     return Refused(Code.INVALID_ARGUMENT, message)
 
 
-def _show(value: Any, limit: int = 120) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= limit else f"{text[:limit]}..."
+def show(value: Any, limit: int = 120) -> str:
+    """A value in TF Serving's way of printing it, cut short: the body is known to who sent it."""
+    text = ""
+    for part in _printer.iterencode(value):  # piece by piece: no need to print megabytes to cut them off
+        text += part
+        if len(text) > limit:
+            return f"{text[:limit]}..."
+    return text
 
 
 def parse(body: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
     if not body:
-        raise _invalid("JSON Parse error: The document is empty")
+        raise invalid("JSON Parse error: The document is empty")
     try:
         try:
             document = _decode(body)
         except msgspec.DecodeError:
             document = json.loads(body)  # slower, but takes NaN and Infinity as TF Serving does
+            if b"\\u" in body:
+                json.dumps(document, ensure_ascii=False).encode()  # refuses half a surrogate pair
     except RecursionError as e:
-        raise _invalid("JSON Parse error: the document is nested too deeply") from e
+        raise invalid("JSON Parse error: the document is nested too deeply") from e
+    except UnicodeEncodeError as e:
+        raise invalid("JSON Parse error: The surrogate pair in string is invalid.") from e
     except ValueError as e:
         at = f" at offset: {e.pos}" if isinstance(e, json.JSONDecodeError) else ""
-        raise _invalid(f"JSON Parse error: Invalid value.{at}") from e
+        raise invalid(f"JSON Parse error: Invalid value.{at}") from e
     if not isinstance(document, dict):
-        raise _invalid(f"JSON Value: {_show(document)} Is not object")
+        raise invalid(f"JSON Value: {show(document)} Is not object")
     return document
 
 
@@ -67,8 +89,8 @@ def signature_name(document: Mapping[str, Any]) -> str:
     """The signature a request names, "" for the default one."""
     name = document.get("signature_name", "")
     if not isinstance(name, str):
-        raise _invalid(
-            f"JSON Value: {_show(document)} not formatted correctly. 'signature_name' key must be a string value."
+        raise invalid(
+            f"JSON Value: {show(document)} not formatted correctly. 'signature_name' key must be a string value."
         )
     return name
 
@@ -76,71 +98,111 @@ def signature_name(document: Mapping[str, Any]) -> str:
 def is_row(document: Mapping[str, Any]) -> bool:
     """True for the row format, False for columns; refuses both or neither."""
     if "instances" in document and "inputs" in document:
-        raise _invalid(
-            f"JSON Value: {_show(document)} Not formatted correctly expecting only one of 'inputs' or "
+        raise invalid(
+            f"JSON Value: {show(document)} Not formatted correctly expecting only one of 'inputs' or "
             "'instances' keys to exist "
         )
     if "instances" not in document and "inputs" not in document:
-        raise _invalid("Missing 'inputs' or 'instances' key")
+        raise invalid("Missing 'inputs' or 'instances' key")
     return "instances" in document
 
 
 def feeds(document: Mapping[str, Any], signature: Signature) -> dict[str, np.ndarray]:
     """Arrays by input name of a predict request."""
     if not signature.inputs:
-        raise _invalid(f"Failed to get input map for signature: {signature.name}")
+        raise invalid(f"Failed to get input map for signature: {signature.name}")
     if is_row(document):
-        return _rows(document["instances"], signature)
+        return _rows(document, signature)
     return _columns(document["inputs"], signature)
 
 
-def _rows(instances: Any, signature: Signature) -> dict[str, np.ndarray]:
+def _rows(document: Mapping[str, Any], signature: Signature) -> dict[str, np.ndarray]:
+    instances = document["instances"]
     if not isinstance(instances, list):
-        raise _invalid(f"JSON Value: {_show(instances)} Excepting 'instances' to be an list/array")
+        raise invalid(f"JSON Value: {show(document)} Excepting 'instances' to be an list/array")
     if not instances:
-        raise _invalid("JSON Value: [] No values in 'instances' array")
+        raise invalid(f"JSON Value: {show(document)} No values in 'instances' array")
     names = signature.feeds
     if not _is_object(instances[0]):
         if len(names) > 1:
-            raise _invalid(
+            raise invalid(
                 "instances is a plain list, but expecting list of objects as multiple input tensors required "
                 "as per tensorinfo_map"
             )
         for at, item in enumerate(instances):
             if _is_object(item):
-                raise _invalid(f"Expecting value/list but got object at item {at} of input list")
-        return {names[0]: _array(instances, signature.inputs[names[0]].dtype)}
+                raise invalid(f"Expecting value/list but got object at item {at} of input list")
+        return {names[0]: _batch(instances, signature.inputs[names[0]].dtype, "")}
     for at, item in enumerate(instances):
         if not _is_object(item):
-            raise _invalid(f"Expecting object but got list at item {at} of input list")
-        if set(item) != set(names):
-            raise _invalid(
-                f"Failed to process element: {at} of 'instances' list. JSON object: {_show(item)} keys must be "
+            raise invalid(f"Expecting object but got list at item {at} of input list")
+        for key in item:
+            if key not in signature.inputs:
+                raise invalid(
+                    f"Failed to process element: {at} key: {key} of 'instances' list. Error: INVALID_ARGUMENT: "
+                    f"JSON object: does not have named input: {key}"
+                )
+        if len(item) != len(names):
+            raise invalid(
+                f"Failed to process element: {at} of 'instances' list. JSON object: {show(item)} keys must be "
                 f"equal to: {','.join(names)}"
             )
-    return {name: _array([item[name] for item in instances], signature.inputs[name].dtype) for name in names}
+    return {
+        name: _batch([item[name] for item in instances], signature.inputs[name].dtype, f" key: {name}")
+        for name in names
+    }
+
+
+def _batch(items: list[Any], enum: int, key: str) -> np.ndarray:
+    """The items of a row request as one tensor; where that fails, the message names the first bad item."""
+    try:
+        return _array(items, enum)
+    except Refused as whole:
+        first = None
+        for at, item in enumerate(items):
+            where = f"Failed to process element: {at}{key} of 'instances' list. Error: "
+            try:
+                array = _array(item, enum)
+            except Refused as e:
+                raise Refused(Code.INVALID_ARGUMENT, f"{where}{e.code.name}: {e.message}") from whole
+            if first is None:
+                first = array
+            elif array.size != first.size:
+                raise invalid(
+                    f"{where}INVALID_ARGUMENT: Expecting tensor size: {first.size} but got: {array.size}"
+                ) from whole
+            elif array.shape != first.shape:
+                raise invalid(
+                    f"{where}INVALID_ARGUMENT: Expecting shape {_dims(first)} but got: {_dims(array)}"
+                ) from whole
+        raise
+
+
+def _dims(array: np.ndarray) -> str:
+    return f"[{','.join(map(str, array.shape))}]"
 
 
 def _columns(inputs: Any, signature: Signature) -> dict[str, np.ndarray]:
     names = signature.feeds
     if not _is_object(inputs):
         if len(names) > 1:
-            raise _invalid(
+            raise invalid(
                 "inputs is a plain value/list, but expecting an object as multiple input tensors required as "
                 "per tensorinfo_map"
             )
         return {names[0]: _array(inputs, signature.inputs[names[0]].dtype)}
     for name in names:
         if name not in inputs:
-            raise _invalid(f"Missing named input: {name} in 'inputs' object.")
+            raise invalid(f"Missing named input: {name} in 'inputs' object.")
     return {name: _array(inputs[name], signature.inputs[name].dtype) for name in names}
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, dict) and not _is_b64(value)
+    return isinstance(value, dict) and not is_b64(value)
 
 
-def _is_b64(value: Any) -> bool:
+def is_b64(value: Any) -> bool:
+    """True for {"b64": "..."} and nothing else."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get("b64"), str)
 
 
@@ -151,7 +213,7 @@ def _array(value: Any, enum: int) -> np.ndarray:
             return _strings(value)
         return _numbers(value, enum)
     except RecursionError as e:
-        raise _invalid("JSON value is nested too deeply") from e
+        raise invalid("JSON value is nested too deeply") from e
 
 
 def _strings(value: Any) -> np.ndarray:
@@ -169,18 +231,21 @@ def _collect_strings(value: Any, flat: list[bytes]) -> None:
             _collect_strings(item, flat)
     elif isinstance(value, str):
         flat.append(value.encode())
-    elif _is_b64(value):
-        flat.append(_bytes(value))
+    elif is_b64(value):
+        flat.append(b64_bytes(value))
+    elif isinstance(value, dict):
+        raise invalid(f"JSON Value: {show(value)} not formatted correctly for base64 data")
     else:
         raise _type_error(value, "string")
 
 
-def _bytes(value: dict[str, str]) -> bytes:
+def b64_bytes(value: dict[str, str]) -> bytes:
+    """The bytes of {"b64": "..."}."""
     text = value["b64"]
     try:  # padding is optional for TF Serving
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as e:
-        raise _invalid("Unable to base64 decode") from e
+        raise invalid("Unable to base64 decode") from e
 
 
 def _numbers(value: Any, enum: int) -> np.ndarray:
@@ -189,36 +254,45 @@ def _numbers(value: Any, enum: int) -> np.ndarray:
         dtype = tensors.numpy_dtype(enum)
         kinds = _KINDS["f" if dtype.name == "bfloat16" else dtype.kind]
     except (tensors.TensorError, KeyError) as e:
-        raise Refused(Code.UNIMPLEMENTED, f"Conversion of JSON Value: {_show(value)} to type: {name}") from e
+        raise Refused(Code.UNIMPLEMENTED, f"Conversion of JSON Value: {show(value)} to type: {name}") from e
     try:
         raw = np.array(value)
+        if raw.dtype.kind == "O" and "f" in kinds:  # whole numbers over 64 bits are floats for TF Serving
+            raw = np.array(value, np.float64) if all(_leaves(value)) else raw
     except (ValueError, OverflowError) as e:
         _shape(value)  # says which list is uneven
-        raise _invalid(f"JSON Value: {_show(value)} is not of expected type: {name}") from e
+        raise invalid(f"JSON Value: {show(value)} is not of expected type: {name}") from e
     if raw.size == 0:
         return raw.astype(dtype)
-    if raw.dtype.kind not in kinds or (kinds != "b" and _has_bool(value)):
+    if raw.dtype.kind not in kinds or (kinds != "b" and _has_bool(value, raw.ndim)):
         _shape(value)
         raise _type_error(next(_misfits(value, kinds), value), name)
-    if raw.dtype.kind in "iu" and enum == _FLOAT32 and np.abs(raw).max() > _EXACT_FLOAT32:
-        raise _invalid(f"Cannot convert JSON value: {raw.max()} to float without loss of precision.")
+    if raw.dtype.kind in "iu" and enum in _EXACT and not _within(raw, _EXACT[enum]):
+        limit = _EXACT[enum]
+        outside = (raw > limit) | (raw < -limit if raw.dtype.kind == "i" else False)
+        raise lossy(raw[outside].flat[0].item(), name)
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if raw.min() < limits.min or raw.max() > limits.max:
-            raise _invalid(f"JSON Value: {_show(value)} is out of the range of type: {name}")
+            outside = (raw < limits.min) | (raw > limits.max)
+            raise _type_error(raw[outside].flat[0].item(), name)
     with np.errstate(over="ignore"):
         array = raw.astype(dtype)
     if raw.dtype.kind == "f" and np.isinf(array).sum() != np.isinf(raw).sum():
-        raise _invalid(f"Cannot convert JSON value: {_show(value)} to {name} without loss of precision.")
+        raise lossy(raw[np.isinf(array) & ~np.isinf(raw)].flat[0].item(), name)
     return array
 
 
-def _has_bool(value: Any) -> bool:
-    """NumPy takes true among numbers for 1; TF Serving does not."""
-    if not isinstance(value, list):
+def _within(array: np.ndarray, limit: int) -> bool:
+    return int(array.max()) <= limit and int(array.min()) >= -limit
+
+
+def _has_bool(value: Any, depth: int) -> bool:
+    """NumPy takes true among numbers for 1; TF Serving does not. `depth` is how deep the even lists are nested."""
+    if not depth:
         return isinstance(value, bool)
-    if value and isinstance(value[0], list):
-        return any(map(_has_bool, value))
+    for _ in range(depth - 1):
+        value = chain.from_iterable(value)
     return bool in set(map(type, value))
 
 
@@ -230,7 +304,7 @@ def _shape(value: Any) -> tuple[int, ...]:
         shape.append(len(first))
         first = first[0] if first else None
     if len(shape) > tensors.MAX_RANK:
-        raise _invalid(
+        raise invalid(
             f"JSON value is nested too deeply: {len(shape)} levels, {tensors.MAX_RANK} are possible"
         )
     _check_level(value, shape, 0)
@@ -240,19 +314,28 @@ def _shape(value: Any) -> tuple[int, ...]:
 def _check_level(value: Any, shape: list[int], level: int) -> None:
     if not isinstance(value, list):
         if level != len(shape):
-            raise _invalid(
-                f"JSON Value: {_show(value)} found at incorrect level: {level + 1} in the JSON DOM. "
+            raise invalid(
+                f"JSON Value: {show(value)} found at incorrect level: {level + 1} in the JSON DOM. "
                 f"Expected at level: {len(shape)}"
             )
         return
     if level >= len(shape):
-        raise _invalid(f"Encountered list at unexpected level: {level} expected < {len(shape)}")
+        raise invalid(f"Encountered list at unexpected level: {level} expected < {len(shape)}")
     if len(value) != shape[level]:
-        raise _invalid(
+        raise invalid(
             f"Encountered list at unexpected size: {len(value)} at level: {level} expected size: {shape[level]}"
         )
     for item in value:
         _check_level(item, shape, level + 1)
+
+
+def _leaves(value: Any) -> Iterator[bool]:
+    """Of each value: is it a number?"""
+    if isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield type(value) in (int, float)
 
 
 def _misfits(value: Any, kinds: str) -> Iterator[Any]:
@@ -265,59 +348,19 @@ def _misfits(value: Any, kinds: str) -> Iterator[Any]:
 
 
 def _type_error(value: Any, wanted: str) -> Refused:
+    return invalid(f"JSON Value: {show(value)} Type: {type_name(value)} is not of expected type: {wanted}")
+
+
+def type_name(value: Any) -> str:
+    """RapidJSON's name of a value's type, as TF Serving's messages have it."""
     kinds = {bool: str(value), str: "String", dict: "Object", list: "Array", int: "Number", float: "Number"}
-    kind = kinds.get(type(value), "Null")
-    return _invalid(f"JSON Value: {_show(value)} Type: {kind} is not of expected type: {wanted}")
+    return kinds.get(type(value), "Null")
 
 
-def examples_input(document: Mapping[str, Any]) -> Any:
-    """The Input message of a classify or regress request."""
-    message = input_pb2.Input()
-    with_context = "context" in document
-    if with_context:
-        _example(document["context"], message.example_list_with_context.context)
-    if "examples" not in document:
-        raise _invalid(
-            f"JSON Value: {_show(document)} When method is classify, key 'examples' is expected and was not found"
-        )
-    examples = document["examples"]
-    if not isinstance(examples, list):
-        raise _invalid(f"JSON Value: {_show(document)} Expecting 'examples' value to be an list/array")
-    if not examples:
-        raise _invalid(f"JSON Value: {_show(document)} 'examples' value is an empty array")
-    listed = message.example_list_with_context if with_context else message.example_list
-    for item in examples:
-        _example(item, listed.examples.add())
-    return message
+def lossy(value: Any, target: str) -> Refused:
+    """A refusal of a number that the target type can't hold."""
+    return invalid(f"Cannot convert JSON value: {_decimal(value)} to {target} without loss of precision.")
 
 
-def _example(value: Any, example: Any) -> None:
-    if not isinstance(value, dict):
-        raise _invalid(f"Example must be JSON object but got JSON {_show(value)}")
-    for name, content in value.items():
-        items = content if isinstance(content, list) else [content]
-        feature = example.features.feature[name]
-        kinds = {_kind(name, item) for item in items}
-        if len(kinds) > 1:
-            raise _invalid(f"Unexpected element type in feature: {name} expecting type: {sorted(kinds)[0]}")
-        try:
-            if kinds == {"bytes"}:
-                feature.bytes_list.value.extend(
-                    item.encode() if isinstance(item, str) else _bytes(item) for item in items
-                )
-            elif kinds == {"float"}:
-                feature.float_list.value.extend(items)
-            elif kinds == {"int64"}:
-                feature.int64_list.value.extend(int(item) for item in items)
-        except ValueError as e:
-            raise _invalid(f"Feature: {name} has an element out of the range of int64") from e
-
-
-def _kind(name: str, item: Any) -> str:
-    if isinstance(item, str) or _is_b64(item):
-        return "bytes"
-    if isinstance(item, (bool, int)):
-        return "int64"
-    if isinstance(item, float):
-        return "float"
-    raise _invalid(f"Feature: {name} has element with unexpected JSON type: {type(item).__name__}")
+def _decimal(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,17 @@ _INIT_OP = "__saved_model_init_op"
 class Signature:
     """A signature's inputs and outputs, checked before TensorFlow sees a request.
 
-    `run` takes arrays by input name and gives arrays by output name; raises Refused.
+    `run` takes arrays by input name and gives arrays by output name; raises Refused. `unchecked` names
+    inputs that may have other shapes than the signature says.
     """
 
     def __init__(
-        self, name: str, definition: Any, runner: Callable[..., list[Any]], op_error: type[Exception]
+        self,
+        name: str,
+        definition: Any,
+        runner: Callable[..., list[Any]],
+        op_error: type[Exception],
+        unchecked: Collection[str] = (),
     ) -> None:
         self.name = name
         self.definition = definition
@@ -42,7 +48,9 @@ class Signature:
         self._runner = runner
         self._op_error = op_error
         self._shapes = {
-            key: None if info.tensor_shape.unknown_rank else tuple(dim.size for dim in info.tensor_shape.dim)
+            key: None
+            if info.tensor_shape.unknown_rank or key in unchecked
+            else tuple(dim.size for dim in info.tensor_shape.dim)
             for key, info in self.inputs.items()
         }
 
@@ -138,15 +146,24 @@ class Servable:
         aliases = [definition.outputs[alias].name for alias in sorted(definition.outputs)]
         fetches = sorted(set(aliases))
         runner = self._runner(feeds, fetches, runtime)
+        # An older model's signature may feed a tensor in the middle of its graph, whose static shape is no
+        # contract: half_plus_two's documented example sends [1.0, 2.0, 5.0] where the shape says [?, 1].
+        unchecked = {
+            alias for alias, info in definition.inputs.items() if not self._is_placeholder(info.name)
+        }
         if fetches == aliases:
-            return Signature(key, definition, runner, runtime.op_error)
+            return Signature(key, definition, runner, runtime.op_error, unchecked)
         places = [fetches.index(tensor) for tensor in aliases]
 
         def ordered(*arrays: Any) -> list[Any]:
             results = runner(*arrays)
             return [results[place] for place in places]
 
-        return Signature(key, definition, ordered, runtime.op_error)
+        return Signature(key, definition, ordered, runtime.op_error, unchecked)
+
+    def _is_placeholder(self, tensor: str) -> bool:
+        operation = self._session.graph.get_tensor_by_name(tensor).op
+        return operation.type in ("Placeholder", "PlaceholderWithDefault")
 
     def _runner(self, feeds: list[str], fetches: list[str], runtime: Runtime) -> Callable[..., list[Any]]:
         """A callable of the session that runs in the caller's thread: half the cost of Session.run."""

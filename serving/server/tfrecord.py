@@ -1,4 +1,4 @@
-"""Reading TFRecord files (warm-up requests) without TensorFlow."""
+"""Reading and framing TFRecords (warm-up requests, request logs) without TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import crc32c
 
-__all__ = ["CorruptRecord", "read_records"]
+__all__ = ["CorruptRecord", "framed", "read_records"]
 
 _MASK = 0xA282EAD8
 
@@ -20,6 +20,12 @@ class CorruptRecord(ValueError):
 def _masked(data: bytes) -> int:
     crc = crc32c.crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+def framed(data: bytes) -> bytes:
+    """A record as it stands in a file: length, checksum of the length, data, checksum of the data."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, struct.pack("<I", _masked(length)), data, struct.pack("<I", _masked(data))))
 
 
 def read_records(path: Path, *, max_bytes: int) -> Iterator[bytes]:

@@ -6,8 +6,9 @@ import logging
 
 from google.protobuf.message import DecodeError
 
-from serving.server import calls
+from serving.server.calls import predict_on
 from serving.server.flags import Options
+from serving.server.inference import classify_on, multi_inference_on, regress_on
 from serving.server.servable import Servable
 from serving.server.status import Code, Refused
 from serving.server.tfrecord import CorruptRecord, read_records
@@ -24,7 +25,7 @@ _MAX_RECORDS = 1000
 def warm_up(servable: Servable, options: Options) -> int:
     """Number of warm-up requests run; raises Refused where one can't be read or run."""
     path = servable.path / FILE
-    if not path.is_file():
+    if not options.warm_up or not path.is_file():
         return 0
     count = 0
     try:
@@ -35,7 +36,9 @@ def warm_up(servable: Servable, options: Options) -> int:
                     Code.INVALID_ARGUMENT,
                     f"Number of warmup records exceeds the maximum of {_MAX_RECORDS} in {path}",
                 )
-            _run(servable, prediction_log_pb2.PredictionLog.FromString(data), options)
+            record = prediction_log_pb2.PredictionLog.FromString(data)
+            for _ in range(options.warm_up_iterations):
+                _run(servable, record, options)
     except (CorruptRecord, DecodeError, OSError) as e:
         raise Refused(Code.DATA_LOSS, f"warm-up file: {e}") from e
     except Refused as e:
@@ -47,10 +50,12 @@ def warm_up(servable: Servable, options: Options) -> int:
 def _run(servable: Servable, record: prediction_log_pb2.PredictionLog, options: Options) -> None:
     kind = record.WhichOneof("log_type")
     if kind == "predict_log":
-        calls.predict_on(servable, record.predict_log.request, options)
+        predict_on(servable, record.predict_log.request, options)
     elif kind == "classify_log":
-        calls.classify_on(servable, record.classify_log.request)
+        classify_on(servable, record.classify_log.request)
     elif kind == "regress_log":
-        calls.regress_on(servable, record.regress_log.request)
+        regress_on(servable, record.regress_log.request)
+    elif kind == "multi_inference_log":
+        multi_inference_on(servable, record.multi_inference_log.request)
     else:
         raise Refused(Code.UNIMPLEMENTED, f"Unsupported log_type for warmup: {kind}")

@@ -6,7 +6,7 @@ lock, and written atomically: a model of another name is never lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from serving.errors import ConfigInvalid, ReleaseConflict
 from serving.files import locked, write_atomic
 from serving.stubs import model_server_config_pb2, text_format
 
-__all__ = ["Change", "ConfigFile", "ModelEntry", "ensure_config", "parse_config", "read_config"]
+__all__ = ["Change", "ConfigFile", "ModelEntry", "Update", "ensure_config", "parse_config", "read_config"]
 
 _LOCK_WAIT_S = 180.0  # a server may load a new model while another deploy holds the file
 
@@ -46,6 +46,10 @@ class ModelEntry:
                 raise ConfigInvalid(
                     f"label {label} of {self.name} must point at one of versions {self.versions}, got {version}"
                 )
+
+
+Update = Callable[["ModelEntry | None"], "ModelEntry | None"]
+"""Makes a model's new entry of the one before, None for a model that is not in the config."""
 
 
 def parse_config(text: str, source: str = "model config") -> Any:
@@ -78,10 +82,11 @@ def ensure_config(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the config file under way: the whole config to be, and the one before."""
+    """A change of the config file under way: the whole config to be and the one before, the model's new entry."""
 
     config: Any
     before: Any
+    entry: ModelEntry | None = None
 
 
 class ConfigFile:
@@ -100,25 +105,36 @@ class ConfigFile:
         return _entry(self.read(), name)
 
     @contextmanager
-    def change(self, name: str, entry: ModelEntry | None) -> Iterator[Change]:
+    def change(self, name: str, entry: ModelEntry | Update | None) -> Iterator[Change]:
         """Put one model's new entry (None removes it) into the file, and hold the lock while inside.
 
-        When the body raises, the file gets its old content back, so that file and servers stay of one mind.
+        An update is called with the entry before while the lock is held, so that what others changed in the
+        meantime is never undone. When the body raises, the file gets its old content back, so that file and
+        servers stay of one mind.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.path.with_name(f".{self.path.name}.lock"), self._lock_wait_s):
+        with self.locked():
             before = self.path.read_bytes() if self.path.exists() else None
             config, old = self.read(), self.read()
-            _merge(config, name, entry)
+            new = entry(_entry(old, name)) if callable(entry) else entry
+            _merge(config, name, new)
             write_atomic(self.path, text_format.MessageToString(config).encode())
             try:
-                yield Change(config, old)
+                yield Change(config, old, new)
             except BaseException:
                 if before is None:
                     self.path.unlink()
                 else:
                     write_atomic(self.path, before)
                 raise
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep everybody else from changing the file; what killed writers left beside it is removed."""
+        with locked(self.path.with_name(f".{self.path.name}.lock"), self._lock_wait_s):
+            for left in self.path.parent.glob(f".{self.path.name}.*.tmp"):
+                left.unlink(missing_ok=True)
+            yield
 
 
 def _entry(config: Any, name: str) -> ModelEntry | None:

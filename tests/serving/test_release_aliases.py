@@ -25,6 +25,15 @@ def tracking(monkeypatch):
             else:
                 self._answer(200, b"{}")
 
+        def do_GET(self):
+            aliases = [{"alias": "challenger", "version": "7"}]
+            self._answer(200, json.dumps({"registered_model": {"aliases": aliases}}).encode())
+
+        def do_DELETE(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            calls.append(("DELETE", body, None))
+            self._answer(200, b"{}")
+
         def _answer(self, status, body):
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -46,14 +55,14 @@ def tracking(monkeypatch):
 def test_aliases_are_moved_at_a_tracking_server(tracking, monkeypatch):
     path, body = (
         "/api/2.0/mlflow/registered-models/alias",
-        {"name": "digits", "alias": "champion", "version": "7"},
+        {"name": "digits", "alias": "previous", "version": "7"},
     )
-    mlflow_aliases.set_alias("digits", "champion", 7)
+    mlflow_aliases.set_alias("digits", "previous", 7)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "t0ken")
-    mlflow_aliases.set_alias("digits", "champion", "7")
+    mlflow_aliases.set_alias("digits", "previous", "7")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-    mlflow_aliases.set_alias("digits", "champion", 7)
+    mlflow_aliases.set_alias("digits", "previous", 7)
     assert tracking == [
         (path, body, None),
         (path, body, "Bearer t0ken"),
@@ -63,6 +72,19 @@ def test_aliases_are_moved_at_a_tracking_server(tracking, monkeypatch):
         ServerFailed, match=r"does not set alias champion of unknown to version 7: .*no such model"
     ):
         mlflow_aliases.set_alias("unknown", "champion", 7)
+
+
+def test_a_champion_is_no_challenger(tracking):
+    path = "/api/2.0/mlflow/registered-models/alias"
+    mlflow_aliases.set_alias("digits", "champion", 7)
+    mlflow_aliases.set_alias("digits", "champion", 8)
+    mlflow_aliases.set_alias("digits", "previous", "")
+    assert [(method, body) for method, body, _ in tracking] == [
+        (path, {"name": "digits", "alias": "champion", "version": "7"}),
+        ("DELETE", {"name": "digits", "alias": "challenger"}),
+        (path, {"name": "digits", "alias": "champion", "version": "8"}),
+        ("DELETE", {"name": "digits", "alias": "previous"}),
+    ]
 
 
 @pytest.mark.slow

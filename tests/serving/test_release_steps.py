@@ -127,7 +127,7 @@ def test_a_release_goes_all_the_way_and_back(site, exports, images, expected):
 
     back = site.rollback(alias=site.alias)
     assert (back["version"], back["previous"], back["labels"]) == (1, 4, {"stable": 1, "canary": 1})
-    assert site.aliases[-1] == ("digits", "champion", "1")
+    assert site.aliases[-2:] == [("digits", "champion", "1"), ("digits", "previous", "")]
     np.testing.assert_allclose(site.answers(images, "stable"), expected[1]["logits"], rtol=1e-5)
     with pytest.raises(ReleaseNotFound, match="no earlier champion"):
         site.rollback()

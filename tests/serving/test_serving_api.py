@@ -13,7 +13,6 @@ from serving.stubs import (
     example_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
-    inference_pb2,
     model_management_pb2,
     model_service_pb2_grpc,
     predict_pb2,
@@ -268,10 +267,7 @@ def test_status_lists_versions_the_newest_first(models):
         models.GetModelStatus(get_model_status_pb2.GetModelStatusRequest())
 
 
-def test_what_is_not_offered_says_so(predictions, models):
-    with pytest.raises(grpc.RpcError) as caught:
-        predictions.MultiInference(inference_pb2.MultiInferenceRequest())
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+def test_custom_configs_are_refused(models):
     custom = model_management_pb2.ReloadConfigRequest()
     custom.config.custom_model_config.SetInParent()
     with pytest.raises(grpc.RpcError, match="model_config_list") as caught:

@@ -10,6 +10,7 @@ import pytest
 from serving.errors import ConfigInvalid
 from serving.server.batching import Batcher
 from serving.server.flags import Batching
+from serving.server.padding import padded_alike
 from serving.server.status import Refused
 
 
@@ -112,7 +113,7 @@ def test_a_timeout_lets_a_batch_fill(make, run):
 
 
 def test_limits_are_told(make, run):
-    batcher = make(max_batch_size=2, max_enqueued_batches=1)
+    batcher = make(max_batch_size=2, max_enqueued_batches=1, enable_large_batch_splitting=False)
     with pytest.raises(Refused, match="Task size 3 is larger than maximum input batch size 2"):
         batcher(np.ones((3, 2)))
     with pytest.raises(Refused, match="equal 0th-dimension"):
@@ -195,3 +196,58 @@ def test_a_batching_server_answers_as_one_without(
         add_version(base_path, 2)
         assert len(list(asked)) == 400, "a swap must not lose what is queued"
     until(lambda: client.status()[1].state == "END" if 1 in client.status() else False)
+
+
+def test_a_request_larger_than_a_batch_is_split_and_put_together(make, run):
+    batcher = make(max_batch_size=4)
+    array = np.arange(20).reshape(10, 2)
+    np.testing.assert_array_equal(batcher(array)[0], array * 2)
+    assert sorted(run.sizes) == [2, 4, 4]
+
+
+def test_executed_batches_can_be_smaller_than_requests(make, run):
+    batcher = make(max_batch_size=8, max_execution_batch_size=3, allowed_batch_sizes=(3,))
+    array = np.arange(14).reshape(7, 2)
+    np.testing.assert_array_equal(batcher(array)[0], array * 2)
+    assert run.sizes == [3, 3, 3], "the last one is filled up to an allowed size"
+
+
+def test_one_bad_part_fails_its_whole_request(make, run):
+    with pytest.raises(Refused, match="negative"):
+        make(max_batch_size=2)(np.array([[1, 1], [1, 1], [-1, 1]]))
+
+
+def test_splitting_can_be_switched_off(make):
+    batcher = make(max_batch_size=4, enable_large_batch_splitting=False)
+    with pytest.raises(Refused, match="Task size 5 is larger than maximum input batch size 4"):
+        batcher(np.zeros((5, 2)))
+
+
+def test_inputs_of_unequal_length_are_padded_with_their_first_element(make, run):
+    """TF Serving's batching_options.h: [1, 3] and [2, 2] become [1, 3] and [2, 3]."""
+    long, short = np.array([[1, 2, 3]]), np.array([[7, 8], [5, 6]])
+    results = _queued(make(pad_variable_length_inputs=True), run, [long, short])
+    assert run.sizes == [1, 3], "the two are one batch"
+    np.testing.assert_array_equal(results[0], [[2, 4, 6]])
+    np.testing.assert_array_equal(results[1], [[14, 16, 14], [10, 12, 14]])
+
+
+def test_padding_knows_strings_and_empty_arrays():
+    words = np.array([[b"a", b"b"]], object)
+    none = np.empty((1, 0), object)
+    assert [a.tolist() for a in padded_alike((words, none))] == [[[b"a", b"b"]], [[b"", b""]]]
+    assert padded_alike((words, words)) == (words, words)
+
+
+def test_all_fields_of_tf_serving_s_batching_file(tmp_path):
+    (tmp_path / "file").write_text(
+        "max_batch_size { value: 64 } batch_timeout_micros { value: 500 } max_enqueued_batches { value: 7 }\n"
+        'num_batch_threads { value: 3 } thread_pool_name { value: "mine" } allowed_batch_sizes: 16\n'
+        "allowed_batch_sizes: 32 pad_variable_length_inputs: true\n"
+        "enable_large_batch_splitting { value: true } max_execution_batch_size { value: 32 }\n"
+    )
+    assert Batching.load(tmp_path / "file") == Batching(64, 0.0005, 7, 3, (16, 32), True, True, 32)
+    for wrong in ("max_execution_batch_size { value: 65 }", "max_execution_batch_size { value: 0 }"):
+        (tmp_path / "file").write_text(f"max_batch_size {{ value: 64 }} {wrong}")
+        with pytest.raises(ConfigInvalid, match="max_execution_batch_size must be from 1"):
+            Batching.load(tmp_path / "file")

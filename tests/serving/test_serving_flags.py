@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from serving.errors import ConfigInvalid
-from serving.server.flags import Batching, Options, parse
+from serving.server.flags import Batching, Options, _parser, parse
 
 
 def test_flags_are_tf_serving_s():
@@ -24,6 +25,7 @@ def test_flags_are_tf_serving_s():
         ]
     )
     assert options == Options(
+        grpc_threads=min(8, (os.cpu_count() or 1) + 1),
         port=0,
         rest_api_port=0,
         model_config_file=Path("models.config"),
@@ -68,6 +70,22 @@ def test_wrong_flags_end_with_a_message(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_every_flag_is_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    flags = {text for action in _parser()._actions for text in action.option_strings if text.startswith("--")}
+    missing = {flag for flag in flags - {"--help", "--ready_file"} if f"`{flag}`" not in page}
+    assert not missing
+
+
 def test_bad_limits_are_refused():
     with pytest.raises(ConfigInvalid, match="num_batch_threads must be 1 or more, got 0"):
         Batching(num_batch_threads=0)
+
+
+@pytest.mark.parametrize(
+    ("cores", "flags", "threads"),
+    [(2, [], 3), (64, [], 8), (2, ["--enable_batching"], 8), (2, ["--grpc_max_threads=5"], 5)],
+)
+def test_as_many_calls_at_a_time_as_cores_can_work_on(monkeypatch, cores, flags, threads):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert parse(["--model_base_path=x", *flags]).grpc_threads == threads

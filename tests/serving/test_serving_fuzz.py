@@ -14,6 +14,8 @@ from serving.server.rest import RestApp
 from serving.stubs import predict_pb2
 from serving.tensors import to_proto
 
+from .json_values import json_values
+
 fuzz = settings(
     max_examples=150,
     deadline=None,
@@ -106,19 +108,7 @@ def test_a_good_request_that_was_damaged(predict, still_serves, images, cut, at,
     _answer(predict, bytes(data[: len(data) - cut % len(data)]))
 
 
-leaves = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 70), 1 << 70)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.fixed_dictionaries({"b64": st.text(max_size=6)})
-)
-values = st.recursive(
-    leaves,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=3),
-    max_leaves=12,
-)
+values = json_values(keys)
 documents = st.dictionaries(
     st.sampled_from(["instances", "inputs", "signature_name", "examples", "context"]), values, max_size=3
 ) | st.builds(lambda name, value: {"signature_name": name, "inputs": value}, signatures, values)

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -18,40 +16,21 @@ from serving.client import PredictClient
 from serving.errors import ConfigInvalid, ServingError
 from serving.rest_client import RestPredictClient
 
+from .server_process import ServerProcess
+
 
 @pytest.fixture
 def spawn(tmp_path):
-    processes: list[subprocess.Popen] = []
+    servers = []
 
     def spawn(*flags, wait=True):
-        ready = tmp_path / f"ready-{len(processes)}.json"
-        command = [
-            sys.executable,
-            "-m",
-            "serving.server",
-            "--port=0",
-            "--rest_api_port=0",
-            f"--ready-file={ready}",
-        ]
-        with (tmp_path / f"log-{len(processes)}").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, *flags], stderr=log, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-            )
-        process.log = tmp_path / f"log-{len(processes)}"
-        processes.append(process)
-        deadline = time.monotonic() + 60
-        while wait and not ready.exists():
-            assert process.poll() is None, process.log.read_text()
-            assert time.monotonic() < deadline, process.log.read_text()
-            time.sleep(0.02)
-        process.ready = json.loads(ready.read_text()) if wait else ready
-        return process
+        server = ServerProcess(tmp_path, *flags, name=f"server-{len(servers)}", wait=wait)
+        servers.append(server)
+        return server
 
     yield spawn
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+    for server in servers:
+        server.close()
 
 
 def test_a_process_serves_drains_and_serves_again_after_its_death(
@@ -60,19 +39,19 @@ def test_a_process_serves_drains_and_serves_again_after_its_death(
     config = tmp_path / "models.config"
     config.write_text(str(make_config(digits=(base_path, [1], {"stable": 1}))))
     server = spawn(f"--model_config_file={config}")
-    assert server.ready["pid"] == server.pid
-    with PredictClient(f"127.0.0.1:{server.ready['grpc']}", "digits") as client:
+    assert server.ports["pid"] == server.process.pid
+    with PredictClient(server.grpc, "digits") as client:
         np.testing.assert_allclose(
             client.predict({"image": images})["logits"], expected[1]["logits"], rtol=1e-5
         )
-    rest = RestPredictClient(f"http://127.0.0.1:{server.ready['rest']}", "digits")
+    rest = RestPredictClient(server.rest, "digits")
     assert rest.predict({"image": images})["classes"].shape == (4,)
 
     # Requests in flight when SIGTERM comes are answered; those after it are refused, never half answered.
     answered, refused = [], []
 
     def ask():
-        with PredictClient(f"127.0.0.1:{server.ready['grpc']}", "digits", timeout=5) as mine:
+        with PredictClient(server.grpc, "digits", timeout=5) as mine:
             while not refused:
                 try:
                     answered.append(mine.predict({"image": images})["logits"])
@@ -83,19 +62,18 @@ def test_a_process_serves_drains_and_serves_again_after_its_death(
     asking.start()
     while len(answered) < 20:
         time.sleep(0.005)
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(20) == 0
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
     asking.join()
     assert refused[0].code == "serving.unavailable"
-    assert not (tmp_path / "ready-0.json").exists(), "a server that has gone must not look ready"
+    assert not server.ready.exists(), "a server that has gone must not look ready"
 
     second = spawn(f"--model_config_file={config}")
-    with PredictClient(f"127.0.0.1:{second.ready['grpc']}", "digits") as client:
+    with PredictClient(second.grpc, "digits") as client:
         assert client.predict({"image": images})
-    second.kill()
-    second.wait()
+    second.close()
     third = spawn(f"--model_config_file={config}", "--enable_batching")
-    with PredictClient(f"127.0.0.1:{third.ready['grpc']}", "digits") as client:
+    with PredictClient(third.grpc, "digits") as client:
         assert client.predict({"image": images})
 
 
@@ -103,12 +81,12 @@ def test_an_empty_list_is_served_and_grows(spawn, make_config, base_path, images
     config = tmp_path / "models.config"
     config.write_text("model_config_list {\n}\n")
     server = spawn(f"--model_config_file={config}")
-    with PredictClient(f"127.0.0.1:{server.ready['grpc']}", "digits", version=1) as client:
+    with PredictClient(server.grpc, "digits", version=1) as client:
         assert client.status() == {}
         client.reload(make_config(digits=(base_path, [1], {})))
         assert client.predict({"image": images})
-    server.send_signal(signal.SIGINT)
-    assert server.wait(20) == 0
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(20) == 0
 
 
 @pytest.mark.parametrize(
@@ -125,7 +103,7 @@ def test_what_keeps_it_from_starting_is_said_in_a_line(spawn, tmp_path, flags, m
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = {"bad": tmp_path / "bad", "taken": taken.getsockname()[1]}
         server = spawn(*[flag.format(**given) for flag in flags], wait=False)
-        assert server.wait(60) == 2
+        assert server.process.wait(60) == 2
     log = server.log.read_text()
     assert message in log
     assert "Traceback" not in log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from dataclasses import replace
 
 import crc32c
 import numpy as np
@@ -136,6 +137,30 @@ def test_every_kind_of_request_warms_up(version, images):
     assert warm_up(_load(version), OPTIONS) == 0
     _logs(version, _example_log("classify", images[0]), _example_log("regress", images[0]))
     assert warm_up(_load(version), OPTIONS) == 2
+
+
+def test_warm_up_can_be_repeated_or_left_out(version, images):
+    servable = _load(version)
+    _logs(version, _example_log("classify", images[0]))
+    runs = []
+    classify = servable.signatures["classify"]
+    real = classify.run
+    classify.run = lambda given: runs.append(1) or real(given)
+    assert warm_up(servable, replace(OPTIONS, warm_up_iterations=3)) == 1
+    assert len(runs) == 3
+    assert warm_up(servable, replace(OPTIONS, warm_up=False)) == 0
+    assert len(runs) == 3
+
+
+def test_several_inferences_warm_up_too(version, images):
+    """The digits' heads have inputs of their own, which MultiInference refuses: so the one head alone."""
+    log = prediction_log_pb2.PredictionLog()
+    request = log.multi_inference_log.request
+    request.input.CopyFrom(_example_log("regress", images[0]).regress_log.request.input)
+    task = request.tasks.add(method_name="tensorflow/serving/regress")
+    task.model_spec.name, task.model_spec.signature_name = "digits", "regress"
+    _logs(version, log)
+    assert warm_up(_load(version), OPTIONS) == 1
 
 
 def test_warm_ups_that_can_not_be_run_are_told(version, images):
