@@ -66,7 +66,7 @@ def digits_retrain() -> None:
     trained = train(
         trainer="trainers.models.digits", records=records, name=NAME, resources={"default": SMALL}
     )
-    evaluation = evaluate(trained, records, name=NAME, resources=SMALL)
+    evaluation = evaluate(trained, records, name=NAME, slices=["label"], resources=SMALL)
     verdict = gate(evaluation)
     release(trained, records, evaluation, verdict, name=NAME, resources=SMALL)
 

@@ -62,12 +62,14 @@ def flights_retrain() -> None:
 
     parts = months()
     check_form() >> parts
-    options = {"name": NAME, "label": "arr_delay", "split": LAST_WEEK, "held_out": "newest"}
-    records = prepare_spans(parts, **options, resources=SMALL)
+    options = {"name": NAME, "label": "arr_delay", "split": LAST_WEEK}
+    newest = {"held_out": "newest", "baseline": "previous"}
+    records = prepare_spans(parts, **options, **newest, resources=SMALL)
     trained = train(
         trainer="trainers.models.flights", records=records, name=NAME, resources={"default": SMALL}
     )
-    evaluation = evaluate(trained, records, name=NAME, resources=SMALL)
+    slices = ["carrier", "origin*distance[500,1000]"]
+    evaluation = evaluate(trained, records, name=NAME, slices=slices, resources=SMALL)
     verdict = gate(evaluation)
     release(trained, records, evaluation, verdict, name=NAME, resources=SMALL)
 

@@ -17,7 +17,9 @@ LOCKS = {
     "scripts/uv.txt": ("scripts/uv.in",),
     "deploy/docker/requirements-airflow.txt": ("deploy/docker/requirements-airflow.in",),
     "deploy/docker/requirements-mlflow.txt": ("deploy/docker/requirements-mlflow.in",),
+    "deploy/docker/requirements-serving.txt": ("deploy/docker/requirements-serving.in",),
     "deploy/docker/requirements-trainer.txt": ("deploy/docker/requirements-trainer.in",),
+    "deploy/docker/requirements-trainer-cpu.txt": ("deploy/docker/requirements-trainer-cpu.in",),
 }
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*\])?==(?P<version>[^ ;\\]+)(?P<rest>.*)$")
 

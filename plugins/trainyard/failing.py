@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.exceptions import AirflowException
@@ -32,6 +32,7 @@ __all__ = [
     "explained",
     "failure_in",
     "failures_before",
+    "most_telling",
     "report",
 ]
 
@@ -42,6 +43,19 @@ _COUNTS_KEY = "trainyard_failures"
 # Airflow's own cap, over all classes; the class decides before that.
 RETRIES = 10
 RETRY_DELAY = dt.timedelta(seconds=2)
+
+# Of several replicas' failures, the one that says most: a cause before what followed from it.
+_TELLING = (
+    FailureClass.USER,
+    FailureClass.DATA,
+    FailureClass.CONFIG,
+    FailureClass.OOM,
+    FailureClass.QUOTA,
+    FailureClass.STALLED,
+    FailureClass.INFRA,
+    FailureClass.PREEMPTED,
+    FailureClass.PEER_LOST,
+)
 
 _DELAYS: Mapping[FailureClass, dt.timedelta] = {
     FailureClass.QUOTA: dt.timedelta(seconds=60),  # room is made by others, in minutes
@@ -76,6 +90,11 @@ def failure_in(error: BaseException) -> Failure | None:
         return None
     reason = str(getattr(error, "message", "") or error)
     return Failure(cls, reason, code=getattr(error, "code", ""), hint=getattr(error, "hint", ""))
+
+
+def most_telling(failures: Iterable[Failure]) -> Failure | None:
+    """Of several replicas' failures, the one that is shown."""
+    return min(failures, key=lambda failure: _TELLING.index(failure.failure_class), default=None)
 
 
 def report(context: Context | Mapping[str, Any], failure: Failure, *, final: bool = False) -> StepFailed:

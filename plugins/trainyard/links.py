@@ -1,4 +1,4 @@
-"""Links from a task to what it made: its MLflow run, its registered model, the report of its records.
+"""Links from a task to what it made: its MLflow run, its registered model, the reports of its records and evaluation.
 
 Airflow reads a link from XCom. A running task shows one too, because the operators push it when they start.
 """
@@ -13,13 +13,26 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
-__all__ = ["LINKS", "MlflowRunLink", "ModelLink", "RecordsReportLink"]
+__all__ = [
+    "LINKS",
+    "DriftReportLink",
+    "EvaluationReportLink",
+    "MlflowRunLink",
+    "ModelLink",
+    "RecordsReportLink",
+]
 
 
 class _UrlLink(BaseOperatorLink):
-    """A link whose URL the operator knows, in the attribute `attribute`, once it has run."""
+    """A link whose URL the operator knows, in the attribute `attribute`, once it has run; kept as the XCom `key`."""
 
     attribute = ""
+    key = ""
+
+    @property
+    def xcom_key(self) -> str:
+        """Where the URL is kept."""
+        return self.key
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The URL, "" when there is none: the page then shows no button."""
@@ -31,11 +44,7 @@ class MlflowRunLink(_UrlLink):
 
     name = "MLflow run"
     attribute = "mlflow_run_url"
-
-    @property
-    def xcom_key(self) -> str:
-        """Where the URL is kept."""
-        return "trainyard_mlflow_run"
+    key = "trainyard_mlflow_run"
 
 
 class ModelLink(_UrlLink):
@@ -43,11 +52,7 @@ class ModelLink(_UrlLink):
 
     name = "Model"
     attribute = "model_url"
-
-    @property
-    def xcom_key(self) -> str:
-        """Where the URL is kept."""
-        return "trainyard_model"
+    key = "trainyard_model"
 
 
 class RecordsReportLink(_UrlLink):
@@ -55,11 +60,23 @@ class RecordsReportLink(_UrlLink):
 
     name = "Records report"
     attribute = "report_url"
-
-    @property
-    def xcom_key(self) -> str:
-        """Where the URL is kept."""
-        return "trainyard_records_report"
+    key = "trainyard_records_report"
 
 
-LINKS = (MlflowRunLink(), ModelLink(), RecordsReportLink())
+class EvaluationReportLink(_UrlLink):
+    """The report of an evaluation: metrics, slices and plots beside the champion's."""
+
+    name = "Evaluation report"
+    attribute = "report_url"
+    key = "trainyard_evaluation_report"
+
+
+class DriftReportLink(_UrlLink):
+    """The report of what a model was asked, beside what it was trained on."""
+
+    name = "Drift report"
+    attribute = "report_url"
+    key = "trainyard_drift_report"
+
+
+LINKS = (MlflowRunLink(), ModelLink(), RecordsReportLink(), EvaluationReportLink(), DriftReportLink())

@@ -16,13 +16,13 @@ from typing import Any
 
 from trainyard.settings import PipelineSettings
 
-__all__ = ["PREFIX", "REPORT", "LazyApp", "make_app", "report_path", "report_url"]
+__all__ = ["HEADERS", "PREFIX", "REPORT", "LazyApp", "make_app", "report_path", "report_url"]
 
 PREFIX = "/trainyard/records"
 REPORT = "report.html"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DATASET = re.compile(r"[0-9a-f]{16}")
-_HEADERS = {
+HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -68,7 +68,7 @@ def make_app() -> Any:
         path = report_path(PipelineSettings.from_environment().storage, name, dataset)
         if path is None:
             raise HTTPException(404, "no such report")
-        return HTMLResponse(path.read_text(), headers=_HEADERS)
+        return HTMLResponse(path.read_text(), headers=HEADERS)
 
     return app
 

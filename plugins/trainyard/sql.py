@@ -8,6 +8,7 @@ common to them, so that a column that is empty in the first chunk is no trouble.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainers.job.errors import ConfigError, DataError, InfraError
 from trainers.job.files import read_json, write_json
+from trainyard.sql_types import column, types_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -144,9 +146,9 @@ def _write(
     import pyarrow.parquet as pq
 
     total = files = 0
-    for names, rows in _chunks(engine, sql, parameters or {}, chunk_rows):
+    for names, types, rows in _chunks(engine, sql, parameters or {}, chunk_rows):
         try:
-            columns = [pa.array(column) for column in zip(*rows, strict=True)]
+            columns = [column(*given) for given in zip(zip(*rows, strict=True), types, strict=True)]
         except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
             raise DataError(
                 f"rows {total} to {total + len(rows)} of the query have a column of mixed types: {e}",
@@ -162,20 +164,32 @@ def _write(
 
 def _chunks(
     engine: Engine, sql: str, parameters: Mapping[str, Any], chunk_rows: int
-) -> Iterator[tuple[list[str], Sequence[Sequence[Any]]]]:
+) -> Iterator[tuple[list[str], list[Any], Sequence[Sequence[Any]]]]:
+    """Names and types of columns, and some rows, until there are no more."""
     from sqlalchemy import text
     from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
+    values = dict(parameters)
     try:
         with engine.connect() as connection:
             options = {"stream_results": True, "max_row_buffer": chunk_rows}
-            found = connection.execution_options(**options).execute(text(sql), dict(parameters))
-            names = list(found.keys())
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise QueryRefused(f"the query gives {twice[0]!r} twice", hint='name one otherwise by "AS"')
-            while rows := found.fetchmany(chunk_rows):
-                yield names, rows
+            # Closed by name: a server-side cursor must not outlive what reads it, however that ends.
+            with contextlib.closing(
+                connection.execution_options(**options).execute(text(sql), values)
+            ) as found:
+                names = list(found.keys())
+                twice = sorted({name for name in names if names.count(name) > 1})
+                if twice:
+                    raise QueryRefused(
+                        f"the query gives {twice[0]!r} twice", hint='name one otherwise by "AS"'
+                    )
+                types: list[Any] = []
+                while rows := found.fetchmany(chunk_rows):
+                    if not types:  # a server-side cursor knows them with its first rows
+                        types = types_of(
+                            engine.dialect.name, found.cursor.description if found.cursor else None
+                        )
+                    yield names, types or [None] * len(names), rows
     except SQLAlchemyError as e:
         reason = str(getattr(e, "orig", None) or e).splitlines()[0]
         gone = isinstance(e, InterfaceError) or (isinstance(e, DBAPIError) and e.connection_invalidated)

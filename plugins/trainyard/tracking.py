@@ -1,7 +1,7 @@
-"""The MLflow run of a job, made before training starts so that links work while it runs.
+"""The MLflow run of a job as Airflow's tasks see it: made before training starts, told of the gate, ended.
 
-Over MLflow's REST API and not its client, whose import costs seconds. Best effort: a job without a run trains
-just as well, and the chief makes one later.
+All of it is best effort and within seconds: what MLflow is not told now stays in the job's folder, and is told by the
+next task, by the next run, or by `trainyard tracking deliver`. No task waits for MLflow, and none fails for it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainers.job.files import read_json, write_json
+from trainers.job.errors import MissingRecord
+from trainers.job.files import read_json
+from trainers.runtime.tracking import RUN as RUN_FILE
+from trainers.runtime.tracking import Spool
 
-__all__ = ["RUN_FILE", "early_run", "model_url", "run_url", "set_alias"]
+__all__ = [
+    "RUN_FILE",
+    "deliver_leftovers",
+    "deliver_soon",
+    "early_run",
+    "model_url",
+    "note_verdict",
+    "run_url",
+    "set_alias",
+]
 
-RUN_FILE = "tracking/run.json"
-"""Where a job's folder holds its run: {"run_id", "experiment_id", "tracking_uri"}."""
-
-_BUDGET = 2.0  # seconds: tracking never holds training up
+_BUDGET = 2.0  # seconds: tracking never holds a task up
+_LEFTOVERS = 20.0  # seconds, where nobody waits
 log = logging.getLogger(__name__)
 
 
@@ -33,33 +43,101 @@ def early_run(
         return dict(known)
     if not tracking_uri.startswith(("http://", "https://")):
         return None
-    import httpx
+    from trainers.runtime.deliver import run_of
+    from trainers.runtime.tracker import Refused, TrackerAway, connect
 
     try:
-        with _client(tracking_uri) as client:
-            experiment_id = _experiment(client, experiment)
-            body = {
-                "experiment_id": experiment_id,
-                "run_name": name,
-                "start_time": int(time.time() * 1000),
-                "tags": [{"key": key, "value": value} for key, value in tags.items()],
-            }
-            run_id = _call(client, "POST", "runs/create", json=body)["run"]["info"]["run_id"]
-    except (httpx.HTTPError, KeyError, ValueError) as e:
-        log.warning("no mlflow run yet (training goes on without): %s: %s", type(e).__name__, e)
+        tracker = connect(tracking_uri, timeout=_BUDGET / 2)
+        run_of(folder, tracking_uri, tracker, experiment=experiment, name=name, tags=tags)
+    except (TrackerAway, Refused) as e:
+        log.warning("no mlflow run yet (training goes on without): %s", e.message)
         return None
-    run = {"run_id": run_id, "experiment_id": experiment_id, "tracking_uri": tracking_uri}
-    run["url"] = _url(run)
-    (folder / RUN_FILE).parent.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RUN_FILE, run)
-    return run
+    return dict(read_json(folder / RUN_FILE) or {})
+
+
+def note_verdict(folder: Path | str, verdict: Mapping[str, Any]) -> None:
+    """Tag the run of a job with its gate's verdict, {"outcome", "reasons", "override", "approval"}, now or later."""
+    tags = {
+        "trainyard.gate": str(verdict["outcome"]),
+        "trainyard.gate.reasons": "; ".join(map(str, verdict.get("reasons", ()))),
+    }
+    override = verdict.get("override")
+    if override:
+        told = override if isinstance(override, Mapping) else {"reason": override}
+        tags["trainyard.gate.override"] = ": ".join(str(told[k]) for k in ("author", "reason") if told.get(k))
+        if told.get("on_behalf_of"):
+            tags["trainyard.gate.override_on_behalf_of"] = str(told["on_behalf_of"])
+    approval = verdict.get("approval")
+    if approval:
+        by = "nobody in time" if approval.get("timed_out") else str(approval.get("by", ""))
+        said = (approval["decision"], by, approval.get("comment"))
+        tags["trainyard.gate.approval"] = ": ".join(str(part) for part in said if part)
+    try:
+        Spool(folder, "gate").tags(tags)
+    except OSError as e:
+        log.warning("the verdict is not noted for mlflow: %s", e)
+    else:
+        deliver_soon(folder)
+
+
+def deliver_soon(folder: Path | str, *, timeout: float = _BUDGET) -> bool:
+    """Tell MLflow now what it has not been told of a job; False when that has to wait."""
+    from trainers.runtime.deliver import Undelivered, deliver
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not uri.startswith(("http://", "https://")):
+        return False  # a database's client takes seconds to import; the step `register` has it
+    try:
+        deliver(folder, timeout=timeout)
+    except (Undelivered, MissingRecord, OSError) as e:  # a folder without a job has no run to tell of
+        log.warning("mlflow is told later: %s", e)
+        return False
+    return True
+
+
+def deliver_leftovers(jobs: Path, *, but: Path | None = None, budget: float = _LEFTOVERS) -> int:
+    """Tell MLflow what it was not told of earlier jobs under `jobs`, newest first; of how many it was told.
+
+    Stops at the first that MLflow does not take, and after `budget` seconds.
+    """
+    from trainers.runtime.deliver import undelivered
+
+    deadline = time.monotonic() + budget
+    folders = sorted(
+        (path.parent for path in jobs.glob("*/tracking")), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    told = 0
+    for folder in folders:
+        if time.monotonic() > deadline:
+            break
+        if folder == but or not (folder / "outcome.json").exists() or not undelivered(folder):
+            continue
+        if not deliver_soon(folder):
+            break
+        told += 1
+    return told
 
 
 def set_alias(tracking_uri: str, name: str, alias: str, version: str) -> None:
-    """Point an alias of a registered model at a version; httpx.HTTPError when MLflow can't or won't."""
+    """Point an alias of a registered model at a version, "" takes it away; httpx.HTTPError when MLflow won't.
+
+    A version that becomes champion is no challenger any more.
+    """
     with _client(tracking_uri) as client:
-        body = {"name": name, "alias": alias, "version": version}
-        _call(client, "POST", "registered-models/alias", json=body)
+        body = {"name": name, "alias": alias}
+        if not version:
+            _call(client, "DELETE", "registered-models/alias", json=body)
+            return
+        _call(client, "POST", "registered-models/alias", json={**body, "version": version})
+        if alias == "champion":
+            _end_challenge(client, name, version)
+
+
+def _end_challenge(client: Any, name: str, version: str) -> None:
+    found = _call(client, "GET", "registered-models/get", params={"name": name})
+    for alias in found.get("registered_model", {}).get("aliases", ()):
+        if alias == {"alias": "challenger", "version": version}:
+            _call(client, "DELETE", "registered-models/alias", json={"name": name, "alias": "challenger"})
 
 
 def _client(tracking_uri: str) -> Any:
@@ -67,18 +145,6 @@ def _client(tracking_uri: str) -> Any:
 
     # trust_env would send loopback requests through a proxy.
     return httpx.Client(base_url=tracking_uri, timeout=_BUDGET / 2, auth=_auth(), trust_env=False)
-
-
-def _experiment(client: Any, name: str) -> str:
-    import httpx
-
-    try:
-        found = _call(client, "GET", "experiments/get-by-name", params={"experiment_name": name})
-    except httpx.HTTPStatusError as e:
-        if e.response.status_code != 404:
-            raise
-        return str(_call(client, "POST", "experiments/create", json={"name": name})["experiment_id"])
-    return str(found["experiment"]["experiment_id"])
 
 
 def _call(client: Any, method: str, path: str, **options: Any) -> dict[str, Any]:
@@ -96,10 +162,6 @@ def _auth() -> Any:
 def run_url(folder: Path | str) -> str:
     """The page of a job's run, "" when it has none."""
     return str((read_json(Path(folder) / RUN_FILE) or {}).get("url", ""))
-
-
-def _url(run: Mapping[str, str]) -> str:
-    return f"{run['tracking_uri'].rstrip('/')}/#/experiments/{run['experiment_id']}/runs/{run['run_id']}"
 
 
 def model_url(tracking_uri: str, name: str, version: str | int) -> str:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Param, task
 from airflow.sdk.definitions._internal.mixins import ResolveMixin
 
-from serving.release.gate import ERRORS
+from trainers.evaluation.slices import texts
 from trainers.job.spec import Strategy, StrategyKind, TrainingJob, standard_roles
 from trainers.job.training_args import PRECISIONS
 from trainyard.failing import RetryByClass, explained
+from trainyard.form_release import judge_by, release_fields
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, Operator
@@ -46,6 +47,18 @@ DEFAULTS: Mapping[str, Any] = {
     "max_error": 1.0,
     "max_drop": 0.01,
     "min_examples": 100,
+    "max_drop_relative": None,
+    "drop_test": "value",
+    "slices": [],
+    "slice_min": None,
+    "slice_max": None,
+    "slice_max_drop": None,
+    "slice_min_examples": 30,
+    "approval": False,
+    "keep_versions": 5,
+    "canary_share": 0.0,
+    "canary_minutes": 10.0,
+    "canary_min_requests": 100,
     "override_reason": "",
     "override_author": "",
 }
@@ -57,24 +70,32 @@ _STRATEGIES = {
     StrategyKind.MIRRORED: "One machine, all its devices",
     StrategyKind.LOCAL: "One process",
 }
-_REPLICAS, _TRAINING, _GATE, _OVERRIDE = "Replicas", "Training", "Release gate", "Override the gate"
+_CUSTOM = {StrategyKind.CUSTOM: "As its command knows"}
+# Of the fields, what means something to a command; others are there if the pipeline asks for them.
+_FOR_COMMANDS = ("strategy", "workers", "steps", "batch_size", "learning_rate", "seed")
+_ONLY_IF_GIVEN = ("approval",)  # fields of a pipeline that has a task for them
+_REPLICAS, _TRAINING = "Replicas", "Training"
 
 
 def form(*, max_workers: int = 64, max_ps: int = 16, **defaults: Any) -> dict[str, Param]:
     """The fields of a training pipeline, for `params=` of a DAG.
 
     `defaults` are values other than those of DEFAULTS; TypeError for a field that there is not. With
-    `metric="mae"`, or another error, the gate's fields are `max_error` and `max_drop` in the label's unit.
+    `metric="mae"`, or another error, the gate's fields are `max_error` and `max_drop` in the label's unit. The
+    field `approval` is there only if `defaults` has it, for pipelines with `gate(..., approval=FromForm("approval"))`.
+    With `strategy="custom"`, for `train(command=...)`, there are the fields for replicas and training that a command
+    may want, and those that `defaults` has.
     """
     unknown = sorted(set(defaults) - set(DEFAULTS))
     if unknown:
         raise TypeError(f"the form has no {', '.join(unknown)}; its fields are {', '.join(DEFAULTS)}")
     value = {**DEFAULTS, **defaults}
+    strategies = _CUSTOM if value["strategy"] == StrategyKind.CUSTOM.value else _STRATEGIES
     fields: dict[str, dict[str, Any]] = {
         "strategy": {
             "type": "string",
-            "enum": [kind.value for kind in _STRATEGIES],
-            "values_display": {kind.value: text for kind, text in _STRATEGIES.items()},
+            "enum": [kind.value for kind in strategies],
+            "values_display": {kind.value: text for kind, text in strategies.items()},
             "title": "Strategy",
             "section": _REPLICAS,
             "description_md": "How replicas share the work. The chief is always there.",
@@ -174,76 +195,17 @@ def form(*, max_workers: int = 64, max_ps: int = 16, **defaults: Any) -> dict[st
             "section": _TRAINING,
             "description_md": "For shuffling and initial weights.",
         },
-        "min_accuracy": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1,
-            "title": "Least accuracy",
-            "section": _GATE,
-            "description_md": "On held-out data, from 0 to 1. Below it nothing is released.",
-        },
-        "max_drop": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1,
-            "title": "Largest drop",
-            "section": _GATE,
-            "description_md": "How far accuracy may fall below the champion's, from 0 to 1.",
-        },
-        "min_examples": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 10**9,
-            "title": "Least examples",
-            "section": _GATE,
-            "description_md": "With fewer held-out examples the verdict is *unknown*, and nothing is released.",
-        },
-        "override_reason": {
-            "type": "string",
-            "maxLength": 500,
-            "title": "Release anyway, because",
-            "section": _OVERRIDE,
-            "description_md": "Releases a model that the gate would hold back. The reason goes to the promotion log.",
-        },
-        "override_author": {
-            "type": "string",
-            "maxLength": 100,
-            "title": "Who says so",
-            "section": _OVERRIDE,
-            "description_md": "Empty: the user who triggers the run.",
-        },
+        **release_fields(),
     }
-    _judge_by(fields, value["metric"])
-    return {name: Param(value[name], **schema) for name, schema in fields.items()}
-
-
-def _judge_by(fields: dict[str, dict[str, Any]], metric: str) -> None:
-    """Change the gate's fields to those of a metric that is better when smaller."""
-    if metric not in ERRORS:
-        return
-    at = list(fields).index("min_accuracy")
-    rest = {name: fields.pop(name) for name in list(fields)[at:]}
-    fields["metric"] = {
-        "type": "string",
-        "enum": sorted(ERRORS),
-        "title": "Metric",
-        "section": _GATE,
-        "description_md": "On held-out data, in the label's unit; better when smaller.",
-    }
-    fields["max_error"] = {
-        "type": "number",
-        "minimum": 0,
-        "title": "Greatest error",
-        "section": _GATE,
-        "description_md": "Of the metric. Above it nothing is released.",
-    }
-    del rest["min_accuracy"]
-    del rest["max_drop"]["maximum"]
-    rest["max_drop"] |= {
-        "title": "Largest rise",
-        "description_md": "How far the metric may lie above the champion's, in its unit.",
-    }
-    fields |= rest
+    for name in _ONLY_IF_GIVEN:
+        if name not in defaults:
+            del fields[name]
+    judge_by(fields, value["metric"])
+    if "canary_share" not in defaults:  # only for pipelines whose release has one
+        for name in ("canary_share", "canary_minutes", "canary_min_requests"):
+            del fields[name]
+    wanted = {*_FOR_COMMANDS, *defaults} if strategies is _CUSTOM else set(fields)
+    return {name: Param(value[name], **schema) for name, schema in fields.items() if name in wanted}
 
 
 class FromForm(ResolveMixin):
@@ -316,6 +278,9 @@ def training_args_of(values: Mapping[str, Any]) -> dict[str, Any]:
 def _check(**context: Any) -> None:
     values = {**DEFAULTS, **context["params"]}
     strategy = strategy_of(values)
+    texts(list(values["slices"] or ()))
+    if strategy.kind is StrategyKind.CUSTOM:
+        return  # what a command makes of its arguments is its own affair
     roles = standard_roles(
         strategy, workers=values["workers"], ps=values["ps"], evaluator=values["evaluator"]
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 
 import pytest
 from kubernetes.client import ApiException
-from trainyard.kubelet import FakeCluster
+from trainyard.kubelet import FakeCluster, node
 from trainyard.kubelet.kubelet import ProcessKubelet
 from trainyard.kubelet.testing import pod_manifest
 
@@ -142,13 +143,39 @@ def test_gpus_are_handed_out_one_by_one():
         assert cluster.core_v1().read_node("process-kubelet").status.capacity["nvidia.com/gpu"] == "2"
 
 
+def test_no_more_pods_run_at_once_than_it_is_told(tmp_path):
+    os.mkfifo(tmp_path / "word")
+    with FakeCluster(max_pods=2) as cluster:
+        for name in ("a", "b", "c"):
+            cluster.run(pod_manifest(name, ["sh", "-c", f"read word < {tmp_path / 'word'}"]))
+        cluster.wait_until("c", lambda pod: pod["status"].get("conditions"), "a word of the scheduler")
+        assert _scheduled(cluster, "c")["message"] == "0/1 nodes are available: 1 Too many pods."
+        assert cluster.core_v1().read_node("process-kubelet").status.capacity["pods"] == "2"
+        word = os.open(tmp_path / "word", os.O_RDWR)  # to write to a pipe that nobody may read yet
+        os.write(word, b"\n\n\n")
+        for name in ("a", "b", "c"):
+            cluster.wait_phase(name, "Succeeded")
+        os.close(word)
+
+
+def test_a_node_keeps_at_least_as_many_finished_pods_as_it_runs(monkeypatch):
+    monkeypatch.setattr(node, "KEEP_FINISHED", 1)
+    with FakeCluster(max_pods=3) as cluster:
+        for name in ("a", "b", "c"):
+            cluster.run(pod_manifest(name, ["true"]))
+            cluster.wait_phase(name, "Succeeded")
+        assert all(cluster.pod(name) for name in ("a", "b", "c"))
+        cluster.run(pod_manifest("d", ["true"]))
+        assert cluster.kubelet.store.wait(lambda: sum(map(bool, map(cluster.pod, "abcd"))) == 3, 30)
+
+
 @pytest.mark.parametrize(
     ("hard", "resources", "message"),
     [
         ({"pods": "0"}, {}, "exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0"),
         ({"requests.memory": "1Gi"}, {"requests": {"memory": "2Gi"}}, "limited: requests.memory=1Gi"),
         ({"memory": "1Gi"}, {"requests": {"memory": "2Gi"}}, "limited: memory=1Gi"),
-        ({"limits.cpu": "1"}, {"limits": {"cpu": "1500m"}}, "requested: limits.cpu=1.500"),
+        ({"limits.cpu": "1"}, {"limits": {"cpu": "1500m"}}, "requested: limits.cpu=1500m"),
         ({"requests.nvidia.com/gpu": "0"}, {"limits": {"nvidia.com/gpu": "1"}}, "requests.nvidia.com/gpu=1"),
     ],
 )
@@ -173,7 +200,8 @@ def test_a_quota_with_room_lets_pods_in(cluster, core, name):
     hard = {"pods": "1", "requests.memory": "1Gi", "configmaps": "0"}
     core.create_namespaced_resource_quota(name, {"metadata": {"name": "q"}, "spec": {"hard": hard}})
     for word in ("a", "b"):  # one after the other: what is over does not count
-        core.create_namespaced_pod(name, pod_manifest(word, ["true"]))
+        asks = {"resources": {"requests": {"memory": "600Mi"}}}
+        core.create_namespaced_pod(name, pod_manifest(word, ["true"], container=asks))
         cluster.wait_phase(word, "Succeeded", namespace=name)
 
 

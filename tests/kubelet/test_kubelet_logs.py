@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import threading
 import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from kubernetes import watch
+from kubernetes import client, config, watch
 from kubernetes.client import ApiException
 from trainyard.kubelet.logs import MAX_LINE, LogFile, LogPump, read_log, tail
 from trainyard.kubelet.testing import pod_manifest
@@ -115,6 +117,28 @@ def test_a_follower_that_leaves_does_not_stay_on_the_server(cluster, core, name)
         time.sleep(0.1)
     assert threading.active_count() < before
     core.delete_namespaced_pod(name, "default", grace_period_seconds=0)
+
+
+def test_a_silent_follower_stays_where_there_are_many_descriptors(cluster, core, name):
+    """As with hundreds of pods, which have several each: none of them is out of range."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert most == resource.RLIM_INFINITY or most >= 4096, (
+        "this machine allows too few open files for the test"
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), most))
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        cluster.run(pod_manifest(name, ["sh", "-c", "sleep 5; printf end"]))
+        cluster.wait_phase(name, "Running")
+        api = client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))  # with new connections
+        log = api.read_namespaced_pod_log(name, "default", follow=True, _preload_content=False)
+        assert log.data == b"end"
+        api.api_client.close()
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
 
 
 def test_a_tail_is_found_from_the_end_of_a_large_log(tmp_path):

@@ -68,14 +68,21 @@ def test_it_says_what_it_is(cluster, core):
     names = {row.name for row in core.get_api_resources().resources}
     assert {"pods", "pods/log", "events", "services", "nodes"} <= names
     assert client.CoreApi(core.api_client).get_api_versions().versions == ["v1"]
-    assert client.ApisApi(core.api_client).get_api_versions().groups == []
+    assert [row.name for row in client.ApisApi(core.api_client).get_api_versions().groups] == ["batch"]
+    batch = client.BatchV1Api(core.api_client).get_api_resources()
+    assert (batch.group_version, [row.name for row in batch.resources]) == (
+        "batch/v1",
+        ["jobs", "jobs/status"],
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "code"),
     [
         ("GET", "/", None, 404),
-        ("GET", "/apis/batch/v1/namespaces/default/jobs", None, 404),
+        ("GET", "/apis/apps/v1/namespaces/default/deployments", None, 404),
+        ("GET", "/apis/batch/v1/namespaces/default/pods", None, 404),
+        ("GET", "/api/v1/namespaces/default/jobs", None, 404),
         ("GET", "/api/v1/widgets", None, 404),
         ("GET", "/api/v1/pods/x", None, 404),
         ("GET", "/api/v1/namespaces/default/nodes", None, 404),

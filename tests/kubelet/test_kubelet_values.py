@@ -337,7 +337,7 @@ def test_a_time_without_a_zone_is_refused():
         epoch("2026-01-01T00:00:00")
 
 
-@pytest.mark.parametrize("fields", [{"cpu": 0}, {"memory": -1}, {"gpus": -1}])
+@pytest.mark.parametrize("fields", [{"cpu": 0}, {"memory": -1}, {"gpus": -1}, {"max_pods": 0}])
 def test_a_node_must_make_sense(fields):
     with pytest.raises(ValueError, match="must"):
         NodeSpec(**{"name": "n", "cpu": 1, "memory": 1, **fields})

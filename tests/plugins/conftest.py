@@ -49,7 +49,7 @@ class StateStore(dict[str, Any]):
         self[key] = json.loads(json.dumps(value))
 
 
-def _context_of(operator: Any, *, params: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+def make_context(operator: Any, *, params: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """A context for `operator.execute`; the same `store` says that it is a later try."""
     store = options.pop("store", None)
     ti = TaskInstance(operator.task_id, **options)
@@ -68,7 +68,7 @@ def _context_of(operator: Any, *, params: dict[str, Any] | None = None, **option
 @pytest.fixture
 def context_of() -> Callable[..., dict[str, Any]]:
     """Makes the context of a task: `context_of(operator, params={...}, map_index=0, store=...)`."""
-    return _context_of
+    return make_context
 
 
 @pytest.fixture(scope="session")

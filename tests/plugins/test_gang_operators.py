@@ -26,6 +26,7 @@ from trainyard.operators.gang import (
 from trainyard.operators.replica import ReplicaOperator
 from trainyard.trigger_form import DEFAULTS
 
+from trainers.job.errors import InvalidSpec
 from trainers.job.failures import Failure, FailureClass
 from trainers.job.policies import Success
 from trainers.job.record import JobRecord, JobState
@@ -75,9 +76,10 @@ def _verdict(context_of: Any, **others: Any) -> tuple[Any, dict[str, Any]]:
     return operator, context
 
 
-def _replica(kwargs: dict[str, Any], source: str = LAUNCHER) -> ReplicaOperator:
+def _replica(kwargs: dict[str, Any], source: str | list[str] = LAUNCHER) -> ReplicaOperator:
+    cmds = [sys.executable, "-c", source] if isinstance(source, str) else source
     with DAG("pipeline"):
-        return ReplicaOperator(task_id="replica", **{**kwargs, "cmds": [sys.executable, "-c", source]})
+        return ReplicaOperator(task_id="replica", **{**kwargs, "cmds": cmds})
 
 
 def test_a_plan_opens_the_record_and_tells_each_replica_little(plan: Any, pipelines: Path) -> None:
@@ -214,6 +216,20 @@ def test_a_replica_of_a_failed_job_fails_for_good_with_the_jobs_failure(plan: An
     assert RetryByClass().evaluate(caught.value, 1, 10, its).action.value == "fail"
 
 
+def test_what_no_new_pod_could_mend_ends_the_job_for_all(plan: Any, context_of: Any) -> None:
+    """A missing Secret, an image that can't be had: no launcher has come up that could say so."""
+    secret = {"spec": {"containers": [{"name": "base", "envFrom": [{"secretRef": {"name": "not-there"}}]}]}}
+    rows, context = plan(dataclasses.replace(TEMPLATE, pods={"worker": secret}))
+    worker = _replica(next(row for row in rows if row["hostname"] == "worker-1"))
+    with pytest.raises(StepFailed, match='secret "not-there" not found'):
+        worker.execute(context_of(worker, map_index=2))
+    outcome = JobRecord(context["ti"].xcom["job"]).outcome()
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.state, outcome.failure.code) == (JobState.FAILED, "kubernetes.missing")
+    assert outcome.failure.replica == "worker-1"
+
+
 def test_a_replica_without_a_job_says_what_to_clear(context_of: Any, plan: Any, tmp_path: Path) -> None:
     rows, _ = plan()
     operator = _replica({**rows[0], "job": str(tmp_path / "gone")})
@@ -298,6 +314,7 @@ def test_a_cluster_that_is_not_the_process_kubelet_gets_names(
 GIVEN_UP = """
 import os, sys
 from trainers.job import termination
+from trainers.job.errors import InvalidSpec
 from trainers.job.failures import Failure, FailureClass
 from trainers.job.record import JobRecord
 from trainers.job.spec import RoleKind
@@ -353,3 +370,41 @@ def test_a_success_rule_that_can_not_be_kept_is_refused_by_the_plan(plan: Any) -
     with pytest.raises(StepFailed, match=r"fraction 0\.5 can't be kept under multi_worker") as caught:
         plan(template, strategy="multi_worker")
     assert caught.value.failure.failure_class is FailureClass.CONFIG
+
+
+COMMAND = JobTemplate("own", command={"default": ["train", "--fast"], "ps": ["serve"]}, args={"depth": 3})
+
+
+def test_a_command_in_place_of_a_trainer(plan: Any) -> None:
+    rows, context = plan(COMMAND, workers=1, strategy="parameter_server", evaluator=True, epochs=9)
+    assert [row["hostname"] for row in rows] == ["ps-0", "worker-0", "chief-0"]
+    for row in rows:
+        assert row["cmds"] == ["python", "-m", "trainers.runtime.launcher"]
+        assert row["env_vars"]["WORLD_SIZE"] == "2"
+    record = JobRecord.open(context["ti"].xcom["job"])
+    job = record.plan().job
+    assert str(job.strategy.kind) == "custom"
+    assert job.trainer == ""
+    # Of the form what is for training, and what the pipeline has added to it.
+    assert job.args["epochs"] == 9
+    assert job.args["depth"] == 3
+    assert "workers" not in job.args
+
+
+def test_a_command_alone_needs_no_records_and_no_form() -> None:
+    job = JobTemplate("own", command=["train"], fixed={"workers": 3}).job({}, manifest=None, output="o")
+    assert dict(job.inputs) == {}
+    assert dict(job.args) == {}
+    assert [(role.kind.value, role.replicas) for role in job.roles] == [("chief", 1), ("worker", 3)]
+
+
+@pytest.mark.parametrize("given", [{}, {"trainer": "a", "command": ["b"]}])
+def test_a_trainer_or_a_command_and_not_both(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match="a trainer module or a command, one of the two"):
+        JobTemplate("own", **given)
+
+
+def test_a_trainer_needs_records(pipelines: Path, context_of: Any) -> None:
+    operator = _gang_task(PlanOperator, task_id="plan", template=TEMPLATE, records=None)
+    with pytest.raises(StepFailed, match="records must be given to a trainer module"):
+        operator.execute(context_of(operator, params=FORM))

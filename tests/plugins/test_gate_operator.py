@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
 from trainyard import gate
+from trainyard.evaluation_page import report_path
 from trainyard.failing import StepFailed
 from trainyard.trigger_form import DEFAULTS
+
+from trainers.job.files import write_json
 
 
 def _gate(**fixed: Any) -> Any:
@@ -104,8 +109,8 @@ def test_a_metric_of_ones_own_says_its_direction(context_of: Any) -> None:
         operator.choose_branch(context_of(operator, params=DEFAULTS))
 
 
-@pytest.mark.parametrize(("named", "author"), [("", "ada"), ("grace", "grace")])
-def test_an_override_has_an_author(context_of: Any, named: str, author: str) -> None:
+@pytest.mark.parametrize("named", ["", "ada", "grace"])
+def test_an_overrides_author_is_who_triggered_the_run(context_of: Any, named: str) -> None:
     operator = _gate()
     operator.evaluation = _evaluation(metrics={"accuracy": 0.1})
     form = {**DEFAULTS, "override_reason": "for the demonstration", "override_author": named}
@@ -114,14 +119,105 @@ def test_an_override_has_an_author(context_of: Any, named: str, author: str) -> 
     assert context["ti"].xcom["decision"]["override"] == {
         "outcome_before": "fail",
         "reason": "for the demonstration",
-        "author": author,
+        "author": "ada",
+        "on_behalf_of": "grace" if named == "grace" else "",
+        "source": "airflow",
     }
+    context["dag_run"].triggering_user_name = None  # a schedule's
+    if named:
+        operator.choose_branch(context)
+        found = context["ti"].xcom["decision"]["override"]
+        assert (found["author"], found["source"]) == (named, "form")
+    else:
+        with pytest.raises(StepFailed, match="must have an author"):
+            operator.choose_branch(context)
 
 
 def test_thresholds_in_the_dag_file_overrule_the_form(context_of: Any) -> None:
     operator = _gate(min_accuracy=0.99)
     operator.evaluation = GOOD
     assert operator.choose_branch(context_of(operator, params=DEFAULTS)) == ["not_released"]
+
+
+def _evaluated(pipelines: Path, **changes: Any) -> dict[str, Any]:
+    """A job whose evaluation.json says more than its step hands back."""
+    folder = pipelines / "jobs" / "pipeline" / "run-1"
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "slice": "c=UA",
+            "of": "c",
+            "examples": 90,
+            "enough_examples": True,
+            "intervals": {},
+            "champion": None,
+        }
+    ]
+    rows[0]["metrics"] = {"accuracy": 0.6}
+    write_json(folder / "evaluation.json", {**GOOD, "intervals": {}, "slices": rows, **changes})
+    (folder / "evaluation").mkdir()
+    (folder / "evaluation" / "report.html").write_text("<p>report</p>")
+    report = str(folder / "evaluation" / "report.html")
+    return {**GOOD, "evaluation": str(folder / "evaluation.json"), "report": report}
+
+
+def test_slices_are_read_from_the_jobs_folder_and_the_verdict_is_kept_there(
+    context_of: Any, pipelines: Path
+) -> None:
+    operator = _gate()
+    operator.evaluation = _evaluated(pipelines)
+    context = context_of(operator, params={**DEFAULTS, "slice_min": 0.7})
+    assert operator.choose_branch(context) == ["not_released"]
+    decision = context["ti"].xcom["decision"]
+    assert "in slice c=UA accuracy 0.6000 is below the minimum 0.7000" in decision["reasons"]
+    kept = json.loads((pipelines / "jobs" / "pipeline" / "run-1" / "gate.json").read_text())
+    assert kept["outcome"] == "fail"
+    assert kept["pipeline"] == "pipeline"
+    assert kept["reasons"] == decision["reasons"]
+    assert operator.report_url.endswith("/trainyard/jobs/pipeline/run-1/evaluation/report.html")
+    assert operator.choose_branch(context_of(operator, params=DEFAULTS)) == ["after", "beside"]
+
+
+def test_limits_of_the_dag_file_alone(context_of: Any, pipelines: Path) -> None:
+    operator = _gate(slices={"c=UA": {"min": 0.9}}, also={"accuracy_of_night": {"min": 0.1}})
+    operator.evaluation = _evaluated(pipelines)
+    context = context_of(operator, params=DEFAULTS)
+    operator.choose_branch(context)
+    assert context["ti"].xcom["decision"]["outcome"] == "unknown"
+    operator.fixed["also"] = {}
+    operator.choose_branch(context)
+    assert context["ti"].xcom["decision"]["outcome"] == "fail"
+
+
+def test_nothing_outside_the_storage_is_read_or_written(
+    context_of: Any, pipelines: Path, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "evaluation.json", {**GOOD, "metrics": {"accuracy": 0.1}})
+    link = pipelines / "jobs" / "link"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path)
+    operator = _gate()
+    for path in (tmp_path / "evaluation.json", link / "evaluation.json"):
+        operator.evaluation = {**GOOD, "evaluation": str(path)}
+        assert operator.choose_branch(context_of(operator, params=DEFAULTS)) == ["after", "beside"]
+    assert not (tmp_path / "gate.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "run"),
+    [("..", "run-1"), ("pipeline", ".."), ("pipeline/x", "y"), ("", "run-1"), ("pipeline", "none")],
+)
+def test_only_reports_are_served(pipelines: Path, pipeline: str, run: str) -> None:
+    _evaluated(pipelines)
+    good = report_path(pipelines, "pipeline", "run-1")
+    assert good is not None
+    assert good.is_file()
+    assert report_path(pipelines, pipeline, run) is None
+    other = pipelines / "jobs" / "pipeline" / "run-2" / "evaluation"
+    other.mkdir(parents=True)
+    (pipelines / "secret").write_text("x")
+    (other / "report.html").symlink_to(pipelines / "secret")
+    assert report_path(pipelines, "pipeline", "run-2") is None
 
 
 def test_a_threshold_that_can_not_be_is_a_card(context_of: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -17,6 +18,7 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import (
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client.exceptions import ApiException
 from trainyard.failing import RetryByClass, StepFailed
+from trainyard.triggers.pod import PodTrigger
 from urllib3.exceptions import HTTPError
 
 from trainers.job.spec import Resources
@@ -176,6 +178,18 @@ def test_a_pod_that_no_node_can_take_waits_and_says_so(step: Any, context_of: An
         operator.execute(context_of(operator))
     assert caught.value.failure.failure_class.value == "QUOTA"
     assert "Unschedulable: 0/1 nodes are available: 1 Insufficient memory" in str(caught.value)
+    card = str(caught.value)
+    assert "  events:\n    FailedScheduling: 0/1 nodes are available" in card, (
+        "as kubectl describe would show"
+    )
+    assert "events:" not in _card_of_a_user_error(step, context_of), "the process has said why itself"
+
+
+def _card_of_a_user_error(step: Any, context_of: Any) -> str:
+    operator = step('raise errors.UserError("no such column")')
+    with pytest.raises(StepFailed) as caught:
+        operator.execute(context_of(operator))
+    return str(caught.value)
 
 
 def test_no_connection_is_a_setting_to_fix(
@@ -199,15 +213,21 @@ def test_a_refused_manifest_is_a_setting_to_fix(step: Any, context_of: Any) -> N
     assert "hostname" in str(caught.value)
 
 
-def _deferred(operator: Any, context: Any, cluster: Any) -> dict[str, Any]:
-    """Run until the task gives its slot up; the event that the triggerer would send when the pod has ended."""
+def _deferred(operator: Any, context: Any) -> dict[str, Any]:
+    """Run until the task gives its slot up, and the trigger until the pod has ended; its event."""
     with pytest.raises(TaskDeferred) as caught:
         operator.execute(context)
     assert caught.value.method_name == "trigger_reentry"
-    name = context["ti"].xcom["pod_name"]
-    pod = cluster.wait_phase(name, "Succeeded", "Failed", namespace="trainyard")
-    status = "success" if pod["status"]["phase"] == "Succeeded" else "failed"
-    return {"name": name, "namespace": "trainyard", "status": status, "message": "the pod has ended"}
+    path, kwargs = caught.value.trigger.serialize()
+    assert path == "trainyard.triggers.pod.PodTrigger"
+    return asyncio.run(event_of(PodTrigger(**json.loads(json.dumps(kwargs)))))
+
+
+async def event_of(trigger: PodTrigger) -> dict[str, Any]:
+    """The one event of a trigger."""
+    events = [event.payload async for event in trigger.run()]
+    assert len(events) == 1
+    return json.loads(json.dumps(events[0]))  # as Airflow keeps it
 
 
 def test_on_a_cluster_a_task_may_wait_without_a_slot(
@@ -215,7 +235,7 @@ def test_on_a_cluster_a_task_may_wait_without_a_slot(
 ) -> None:
     monkeypatch.setenv("TRAINYARD_DEFERRABLE", "true")
     operator = step('time.sleep(0.5); return {"a": 1}')
-    event = _deferred(operator, context_of(operator), cluster)
+    event = _deferred(operator, context_of(operator))
     again = step('time.sleep(0.5); return {"a": 1}')  # Airflow makes the operator anew
     assert again.trigger_reentry(context_of(again), event) == {"a": 1}
     assert _names(cluster) == []
@@ -227,21 +247,43 @@ def test_a_failure_found_after_deferral_is_the_same_card(
     monkeypatch.setenv("TRAINYARD_DEFERRABLE", "true")
     source = 'time.sleep(0.5); raise errors.DataError("all rows are bad")'
     operator = step(source)
-    event = _deferred(operator, context_of(operator), cluster)
+    event = _deferred(operator, context_of(operator))
     again = step(source)
     with pytest.raises(StepFailed, match="all rows are bad") as caught:
         again.trigger_reentry(context_of(again), event)
     assert caught.value.failure.failure_class.value == "DATA"
+    assert _names(cluster) == []
+
+
+def test_a_pod_that_was_collected_after_its_success_is_a_success(
+    step: Any, context_of: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_DEFERRABLE", "true")
+    operator = step('return {"a": 1}')
+    event = _deferred(operator, context_of(operator))
+    cluster.core_v1().delete_namespaced_pod(event["name"], "trainyard")
+    cluster.wait_gone(event["name"], namespace="trainyard")
+    again = step("return {}")
+    assert again.trigger_reentry(context_of(again), event) == {"a": 1}
 
 
 def test_a_pod_that_went_away_during_a_deferral_may_run_again(
-    step: Any, context_of: Any, pipelines: Path
+    step: Any, context_of: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operator = step("return {}")
-    event = {"name": "gone", "namespace": "trainyard", "status": "error", "message": "no such pod"}
-    with pytest.raises(StepFailed) as caught:
-        operator.trigger_reentry(context_of(operator), event)
-    assert caught.value.failure.failure_class.value == "PREEMPTED", caught.value
+    monkeypatch.setenv("TRAINYARD_DEFERRABLE", "true")
+    operator = step("time.sleep(600)")
+    context = context_of(operator)
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(context)
+    name = context["ti"].xcom["pod_name"]
+    cluster.core_v1().delete_namespaced_pod(name, "trainyard", grace_period_seconds=0)
+    cluster.wait_gone(name, namespace="trainyard")
+    event = asyncio.run(event_of(caught.value.trigger))
+    assert event["status"] == "gone"
+    again = step("return {}")
+    with pytest.raises(StepFailed) as failed:
+        again.trigger_reentry(context_of(again), event)
+    assert failed.value.failure.failure_class.value == "PREEMPTED", failed.value
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from trainyard.links import LINKS, MlflowRunLink, ModelLink
+from trainyard.links import LINKS, DriftReportLink, EvaluationReportLink, MlflowRunLink, ModelLink
 from trainyard.tracking import early_run, model_url, run_url, set_alias
 
 
@@ -31,12 +31,16 @@ class _Mlflow(BaseHTTPRequestHandler):
             name = self.path.split("experiment_name=")[1]
             known = self.experiments.get(name)
             status = 200 if known else 404
-            answer = {"experiment": {"experiment_id": known}}
+            gone = {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such experiment"}
+            answer = {"experiment": {"experiment_id": known}} if known else gone
         elif path == "experiments/create":
             self.experiments[body["name"]] = "7"
             answer = {"experiment_id": "7"}
         elif path == "runs/create":
             answer = {"run": {"info": {"run_id": "r1"}}}
+        elif path == "registered-models/get":
+            aliases = [{"alias": "challenger", "version": "3"}, {"alias": "previous", "version": "2"}]
+            answer = {"registered_model": {"aliases": aliases}}
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
@@ -48,6 +52,10 @@ class _Mlflow(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def do_DELETE(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer({"delete": body["alias"]})
 
     def log_message(self, *args: Any) -> None: ...
 
@@ -91,9 +99,19 @@ def test_a_broken_mlflow_is_a_warning(mlflow: Any, tmp_path: Path) -> None:
 
 
 def test_an_alias_moves(mlflow: Any) -> None:
-    set_alias(mlflow.url, "digits", "champion", "3")
-    body = {"name": "digits", "alias": "champion", "version": "3"}
+    set_alias(mlflow.url, "digits", "previous", "3")
+    body = {"name": "digits", "alias": "previous", "version": "3"}
     assert mlflow.handler.calls == [("registered-models/alias", body)]
+    mlflow.handler.calls.clear()
+    set_alias(mlflow.url, "digits", "champion", "3")  # it was the challenger
+    assert [path for path, _ in mlflow.handler.calls] == [
+        "registered-models/alias",
+        "registered-models/get",
+        "registered-models/alias",
+    ]
+    assert mlflow.handler.calls[-1][1] == {"delete": "challenger"}
+    set_alias(mlflow.url, "digits", "previous", "")
+    assert mlflow.handler.calls[-1][1] == {"delete": "previous"}
     with pytest.raises(httpx.HTTPError):
         set_alias("http://127.0.0.1:1", "digits", "champion", "3")
 
@@ -105,6 +123,8 @@ def test_links_show_what_the_operator_knows() -> None:
     assert [link.get_link(operator, ti_key=None) for link in LINKS] == [
         "http://run",
         "http://model",
+        "http://report",  # of records, of an evaluation, of drift: each task has one of them
+        "http://report",
         "http://report",
     ]  # type: ignore[arg-type]
     assert MlflowRunLink().get_link(object(), ti_key=None) == ""  # type: ignore[arg-type]
@@ -112,7 +132,10 @@ def test_links_show_what_the_operator_knows() -> None:
         "trainyard_mlflow_run",
         "trainyard_model",
         "trainyard_records_report",
+        EvaluationReportLink().xcom_key,
+        DriftReportLink().xcom_key,
     }
+    assert len({link.xcom_key for link in LINKS}) == len(LINKS)
     assert ModelLink().name == "Model"
     assert model_url("http://m/", "digits", 3) == "http://m/#/models/digits/versions/3"
     assert model_url("", "digits", 3) == ""

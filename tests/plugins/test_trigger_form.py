@@ -37,6 +37,14 @@ from trainyard.trigger_form import DEFAULTS, Under, check_form, training_args_of
         ("min_accuracy", 1.1),
         ("max_drop", -0.1),
         ("min_examples", 0),
+        ("max_drop_relative", -0.1),
+        ("drop_test", "lenient"),
+        ("slices", "carrier"),
+        ("slices", [7]),
+        ("slices", ["a"] * 21),
+        ("slice_min", "high"),
+        ("slice_max_drop", -1),
+        ("slice_min_examples", 0),
         ("override_reason", "x" * 501),
         ("override_author", 7),
     ],
@@ -47,22 +55,43 @@ def test_a_wrong_value_is_refused_by_the_fields_name(field: str, value: Any) -> 
         params[field] = value
 
 
+OF_TASKS = ("approval", "canary_share", "canary_minutes", "canary_min_requests")
+OF_ERRORS, OF_ACCURACY = (
+    ("metric", "max_error", "slice_max", *OF_TASKS),
+    ("min_accuracy", "slice_min", *OF_TASKS),
+)
+
+
+def test_approval_is_asked_for_where_there_is_a_task_for_it() -> None:
+    assert "approval" not in form()
+    assert form(approval=True)["approval"].resolve() is True
+    assert FromForm("approval").resolve({"params": {}}) is False  # type: ignore[typeddict-item]
+
+
 def test_the_defaults_are_valid_and_every_field_is_described() -> None:
     fields = form(workers=3)
-    accuracy = {name: value for name, value in DEFAULTS.items() if name not in ("metric", "max_error")}
+    accuracy = {name: value for name, value in DEFAULTS.items() if name not in OF_ERRORS}
     assert {name: param.resolve() for name, param in fields.items()} == {**accuracy, "workers": 3}
     for param in fields.values():
         assert param.schema["title"]
-        assert param.schema["section"] in ("Replicas", "Training", "Release gate", "Override the gate")
+        assert param.schema["section"] in (
+            "Replicas",
+            "Training",
+            "Release gate",
+            "Release",
+            "Override the gate",
+        )
     assert set(fields["strategy"].schema["values_display"]) == set(fields["strategy"].schema["enum"])
 
 
 def test_a_regressions_gate_has_fields_of_its_own() -> None:
     fields = form(metric="mae", max_error=12.5, max_drop=2.0)
     values = {name: param.resolve() for name, param in fields.items()}
-    accuracy = {name: value for name, value in DEFAULTS.items() if name != "min_accuracy"}
+    accuracy = {name: value for name, value in DEFAULTS.items() if name not in OF_ACCURACY}
     assert values == {**accuracy, "metric": "mae", "max_error": 12.5, "max_drop": 2.0}
-    assert list(fields)[-6:-2] == ["metric", "max_error", "max_drop", "min_examples"]
+    gate = [name for name, param in fields.items() if param.schema["section"] == "Release gate"]
+    assert gate[:4] == ["metric", "max_error", "max_drop", "min_examples"]
+    assert "slice_max" in gate
     params = ParamsDict(fields)
     for field, value in (("metric", "accuracy"), ("max_error", -1), ("max_drop", -0.1)):
         with pytest.raises(ParamValidationError, match=field):
@@ -120,3 +149,22 @@ def test_fields_that_are_empty_are_no_arguments_of_the_job() -> None:
     assert training_args_of(DEFAULTS) == plain
     more = {"gradient_clip_norm": 1.5, "mixed_precision": "bfloat16", "ema_momentum": 0.99}
     assert training_args_of({**DEFAULTS, **more}) == {**plain, **more}
+
+
+def test_the_form_of_a_command_has_what_a_command_may_need(
+    context_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = form(strategy="custom", workers=3, keep_versions=2)
+    assert fields["strategy"].schema["enum"] == ["custom"]
+    assert fields["workers"].resolve() == 3
+    names = {"strategy", "workers", "steps", "batch_size", "learning_rate", "seed"}
+    assert set(fields) == {*names, "keep_versions"}
+    assert set(form(strategy="custom", ps=2)) == {*names, "ps"}
+    assert "custom" not in form()["strategy"].schema["enum"]
+    with DAG("pipeline") as dag:
+        check_form()
+    task = dag.get_task("check_form")
+    params = {name: param.resolve() for name, param in fields.items()} | {"workers": 0}
+    context = context_of(task, params=params)
+    monkeypatch.setattr("airflow.sdk.get_current_context", lambda: context)
+    task.python_callable(**context)

@@ -1,4 +1,4 @@
-"""jobs list, show, plan, watch: training jobs, read from their records in the storage root."""
+"""jobs list, show, plan, logs, watch: training jobs, read from their records in the storage root."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from trainers.job.errors import ConfigError
 from trainers.job.observations import evaluations, warnings
 from trainers.job.record import JobRecord, JobState, Outcome
+from trainers.job.replica_log import read_logs, replicas_with_logs
 from trainers.job.times import time_split
 from trainyard.commands.platform import open_platform
 from trainyard.platform.job_view import (
@@ -26,7 +27,7 @@ from trainyard.platform.job_view import (
 )
 from trainyard.platform.progress import duration, training_line
 
-__all__ = ["NoSuchJob", "list_jobs", "plan_job", "show_job", "watch_job"]
+__all__ = ["NoSuchJob", "list_jobs", "logs_job", "plan_job", "show_job", "watch_job"]
 
 
 class NoSuchJob(ConfigError):
@@ -73,8 +74,9 @@ def show_job(arguments: argparse.Namespace, console: Console) -> int:
     elif outcome.failure:
         console.print(outcome.failure.card(_name(folder)), markup=False, soft_wrap=True)
     else:
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in outcome.metrics.items())
-        console.print(f"  {outcome.step} steps; {metrics}", markup=False)
+        figures = [f"{name} {value:.4f}" for name, value in outcome.metrics.items()]
+        steps = [] if outcome.step is None else [f"{outcome.step} steps"]
+        console.print(f"  {'; '.join([*steps, *filter(None, [', '.join(figures)])])}", markup=False)
     split = time_line(time_split(record))
     if split:
         console.print(f"  time: {split}", markup=False)
@@ -93,6 +95,34 @@ def plan_job(arguments: argparse.Namespace, console: Console) -> int:
         console.print(json.dumps(plan.to_dict(), indent=1), markup=False, soft_wrap=True)
     else:
         console.print(plan.describe(), markup=False, soft_wrap=True)
+    return 0
+
+
+def logs_job(arguments: argparse.Namespace, console: Console) -> int:
+    """What a job's replicas printed, in order of time, "[worker-1] ..." a line.
+
+    With `--follow` it goes on until the job is over.
+    """
+    record = JobRecord.open(_find(open_platform().storage, arguments.job))
+    known = [replica.replica for replica in record.plan().replicas]
+    wanted = arguments.replica or known
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        raise NoSuchJob(
+            f"{_name(record.folder)} has no replica {', '.join(unknown)}", hint=f"it has {', '.join(known)}"
+        )
+    if not arguments.follow and not set(wanted) & set(replicas_with_logs(record.folder)):
+        console.print("nothing was printed yet")
+        return 0
+    lines = read_logs(
+        record.folder,
+        wanted,
+        tail=arguments.tail,
+        is_over=(lambda: record.outcome() is not None) if arguments.follow else None,
+    )
+    for when, replica, text in lines:
+        stamp = f"{when} " if arguments.timestamps else ""
+        console.out(f"{stamp}[{replica}] {text}", highlight=False)
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from trainyard.platform.processes import memory_bytes
 from trainyard.platform.progress import StartProgress, duration
 from trainyard.platform.settings import Settings
 
-__all__ = ["down", "env", "open_platform", "print_urls", "status", "tell_room", "up"]
+__all__ = ["down", "env", "open_platform", "print_urls", "status", "tell_room", "up", "where_pods_run"]
 
 _MIB = 1024**2
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "failed": "red"}
@@ -31,8 +32,9 @@ def open_platform() -> Platform:
 
 
 def tell_room(platform: Platform, console: Console) -> None:
-    """Say what there is too little of; NoRoom when it is hopeless."""
-    for warning in check_room([platform.settings.home, platform.storage]):
+    """Say what there is too little of, and what will not work on the cluster; NoRoom when it is hopeless."""
+    warnings = check_room([platform.settings.home, platform.storage])
+    for warning in (*warnings, *platform.settings.warnings()):
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
@@ -46,6 +48,14 @@ def print_urls(platform: Platform, console: Console) -> None:
         console.print(f"  MLflow   {urls['mlflow']}", soft_wrap=True)
     if "model-server" not in platform.settings.without:
         console.print(f"  models   {urls['model-rest']} (REST), {urls['model-grpc']} (gRPC)", soft_wrap=True)
+    if cluster := platform.state.get("cluster"):
+        console.print(f"  pods     {where_pods_run(cluster)}", markup=False, soft_wrap=True)
+
+
+def where_pods_run(cluster: Mapping[str, str]) -> str:
+    """The cluster of a platform's state, for people."""
+    server = cluster["server"] or "an unknown server"
+    return f"on {server}, namespace {cluster['namespace']} (kubeconfig {cluster['kubeconfig']})"
 
 
 def up(arguments: argparse.Namespace, console: Console) -> int:

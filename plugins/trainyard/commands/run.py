@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from trainers.job.errors import ConfigError
 from trainyard.cli import EXIT_FAILED
-from trainyard.commands.platform import open_platform, tell_room
+from trainyard.commands.platform import open_platform, tell_room, where_pods_run
 from trainyard.platform.airflow_api import AirflowClient, AirflowError, AirflowUnreachable, DagRun
 from trainyard.platform.embedded import Platform, PlatformFailed
 from trainyard.platform.failure_view import failed_task
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             if not was_up:
                 pause_leftovers(platform.airflow, platform.settings.pause_notes)
                 console.print(f"the platform is up after {duration(platform.state['ready_seconds'])}")
+            if cluster := platform.state.get("cluster"):
+                console.print(f"pods run {where_pods_run(cluster)}", markup=False, soft_wrap=True)
             return _run_pipeline(platform, arguments, console, was_up=was_up)
 
 
@@ -59,7 +62,7 @@ def _run_pipeline(
     client = platform.airflow
     dag = client.wait_for_dag(arguments.dag, parsed_after=_newest_change(platform))
     _settle_others(client, dag, console, was_up=was_up)
-    started = start_run(client, dag, arguments.conf)
+    started = start_run(client, dag, _input(arguments))
     page = client.page(started.dag_id, started.run_id)
     console.print(f"running {started.dag_id}: {page}", markup=False, soft_wrap=True)
     with unpaused(client, dag, platform.settings.pause_notes):
@@ -74,6 +77,17 @@ def _run_pipeline(
         console.print()
         console.print(found.card(), markup=False, soft_wrap=True)
     return EXIT_FAILED
+
+
+def _input(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The form's fields, with the name of who overrides the gate: Airflow only knows the platform's user."""
+    if not arguments.override_reason:
+        return dict(arguments.conf)
+    return {
+        **arguments.conf,
+        "override_reason": arguments.override_reason,
+        "override_author": getpass.getuser(),
+    }
 
 
 def _settle_others(client: AirflowClient, dag: Mapping[str, Any], console: Console, *, was_up: bool) -> None:

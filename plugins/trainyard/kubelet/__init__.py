@@ -18,7 +18,7 @@ What differs from a cluster:
 - No isolation: containers are processes of your user, and pods share the machine's network and its ports.
 - SIGTERM goes to the whole process group of a container.
 - Ignored: probes, lifecycle hooks, security contexts, affinity, tolerations, priorities, finalizers.
-- No exec, attach or port-forward, no controllers (Deployments, Jobs, garbage collection by owner).
+- No exec, attach or port-forward, no controllers (Deployments, garbage collection by owner) but that of Indexed Jobs.
 - Each container has `TRAINYARD_TERMINATION_LOG`, the file that becomes its termination message.
 """
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from trainyard.kubelet.kubelet import KubeletInUse, ProcessKubelet
+from trainyard.kubelet.scheduler import MAX_PODS
 
 __all__ = ["main"]
 
@@ -43,6 +44,7 @@ def _kubelet(args: argparse.Namespace) -> ProcessKubelet:
         kubeconfig=args.kubeconfig,
         namespace=args.namespace,
         gpus=args.gpus,
+        max_pods=args.max_pods,
         node_labels=dict(args.node_label),
         workdir=args.workdir,
         shutdown_grace=args.shutdown_grace,
@@ -80,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--namespace", default="default", help="the kubeconfig's namespace (default)")
     parser.add_argument("--gpus", type=int, default=0, help="devices that pods may ask for (0)")
+    parser.add_argument(
+        "--max-pods", type=int, default=MAX_PODS, help=f"pods that run at once, others wait ({MAX_PODS})"
+    )
     parser.add_argument(
         "--node-label",
         type=_label,

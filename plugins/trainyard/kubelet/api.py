@@ -1,7 +1,7 @@
 """The Kubernetes API as far as it is served: requests in, answers out; no sockets here.
 
-Served are the objects of `resources`, with create, get, list, watch, replace, patch, delete, and the log of
-pods. A namespace comes into being with the first object in it.
+Served are the objects of `resources`, with create, get, list, watch, replace, patch, delete, and the log and
+eviction of pods. Jobs have a controller. A namespace comes into being with the first object in it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from trainyard.kubelet import listing, podlog
-from trainyard.kubelet.errors import ApiError, bad_request, conflict
+from trainyard.kubelet.errors import ApiError, bad_request, wrong_uid
+from trainyard.kubelet.job_manifest import check_job
+from trainyard.kubelet.jobs import JobController
 from trainyard.kubelet.machine import Machine
 from trainyard.kubelet.node import Node
 from trainyard.kubelet.objects import check_meta, check_object, check_update
 from trainyard.kubelet.patching import apply_patch
 from trainyard.kubelet.pod_manifest import check_pod, check_pod_update, with_pod_defaults
 from trainyard.kubelet.quota import check_quota
-from trainyard.kubelet.resources import NAMESPACES, PODS, RESOURCES, Resource, discovery
+from trainyard.kubelet.resources import JOBS, NAMESPACES, PODS, RESOURCES, Resource, discovery
+from trainyard.kubelet.status import set_condition
 from trainyard.kubelet.version import version_info
 
 __all__ = ["Answer", "Api", "Request", "Stream"]
@@ -96,12 +99,14 @@ class Api:
         self._machine = machine
         self._store = machine.store
         self._node = node
+        self.jobs = JobController(machine, self.create_pod, node.delete)
 
     def handle(self, request: Request) -> Answer | Stream:
         """The answer; ApiError when it is a refusal."""
         parts = [unquote(part) for part in request.path.strip("/").split("/")]
-        if parts[:2] == ["api", "v1"] and len(parts) > 2:
-            return self._object(request, _target(parts[2:], request.path))
+        for api, head in (("v1", ["api", "v1"]), ("batch/v1", ["apis", "batch", "v1"])):
+            if parts[: len(head)] == head and len(parts) > len(head):
+                return self._object(request, _target(parts[len(head) :], request.path, api))
         if request.method == "GET":
             fixed = _fixed(parts)
             if fixed is not None:
@@ -135,6 +140,8 @@ class Api:
         if target.subresource == "log" and target.resource is PODS and request.method == "GET":
             pod = self._store.get(PODS, target.namespace, target.name)
             return Stream(podlog.read(self._node, pod, request), "text/plain")
+        if target.subresource == "eviction" and target.resource is PODS and request.method == "POST":
+            return Answer(self._evict(request, target), 201)
         if target.subresource == "status":
             if request.method == "GET":
                 return Answer(self._store.get(target.resource, target.namespace, target.name))
@@ -152,20 +159,26 @@ class Api:
     def _create(self, request: Request, target: _Target) -> dict[str, Any]:
         resource = target.resource
         obj = check_meta(resource, request.json(), target.namespace)
-        if resource is PODS:
-            check_pod(obj)
-            obj = with_pod_defaults(obj)
-            check_quota(self._store, obj)
-        else:
-            obj = check_object(resource, obj)
         if target.namespace and not request.dry_run:
             self.ensure_namespace(target.namespace)
+        if resource is PODS:
+            return self.create_pod(obj, dry_run=request.dry_run)
+        obj = check_job(obj) if resource is JOBS else check_object(resource, obj)
         made = self._store.create(resource, obj, dry_run=request.dry_run)
         if not request.dry_run:
-            if resource is PODS:
-                self._node.admit(made)
-            else:
-                self._node.retry()  # a claim, for example, that a pod waits for
+            self._node.retry()  # a claim, for example, that a pod waits for
+            if resource is JOBS:
+                self.jobs.notice()
+        return made
+
+    def create_pod(self, obj: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Take a pod, whoever wants it: 422 for a bad one, 403 for one beyond a quota."""
+        check_pod(obj)
+        obj = with_pod_defaults(obj)
+        check_quota(self._store, obj)
+        made = self._store.create(PODS, obj, dry_run=dry_run)
+        if not dry_run:
+            self._node.admit(made)
         return made
 
     def ensure_namespace(self, name: str) -> None:
@@ -211,22 +224,42 @@ class Api:
         if grace is not None and (not isinstance(grace, int) or grace < 0):
             raise bad_request(f"gracePeriodSeconds must be 0 or more, got {grace!r}")
         wanted = (options.get("preconditions") or {}).get("uid")
+        # As on a cluster, the pods of a batch/v1 Job stay unless the request says otherwise.
+        propagation = request.query.get("propagationPolicy") or options.get("propagationPolicy") or "Orphan"
+        dry_run = request.dry_run or options.get("dryRun") == ["All"]
         return self._remove(
-            target, grace=grace, uid=wanted, dry_run=request.dry_run or options.get("dryRun") == ["All"]
+            target, grace=grace, uid=wanted, dry_run=dry_run, with_pods=propagation != "Orphan"
         )
 
+    def _evict(self, request: Request, target: _Target) -> dict[str, Any]:
+        """A deletion that says why; there are no disruption budgets here that could forbid it."""
+        body = request.json()
+        if not isinstance(body, dict):
+            raise bad_request("the body of the request must be an Eviction")
+        options = body.get("deleteOptions") or {}
+        if not request.dry_run:
+
+            def mark(draft: dict[str, Any]) -> None:
+                said = "Eviction API: evicting"
+                set_condition(draft["status"], "DisruptionTarget", True, "EvictionByEvictionAPI", said)
+
+            self._store.update(PODS, target.namespace, target.name, mark)
+        self._remove(target, grace=options.get("gracePeriodSeconds"), dry_run=request.dry_run)
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
     def _remove(
-        self, target: _Target, *, grace: float | None, uid: str | None = None, dry_run: bool = False
+        self,
+        target: _Target,
+        *,
+        grace: float | None,
+        uid: str | None = None,
+        dry_run: bool = False,
+        with_pods: bool = False,
     ) -> dict[str, Any]:
         resource = target.resource
         obj = self._store.get(resource, target.namespace, target.name)
         if uid is not None and uid != obj["metadata"]["uid"]:
-            found = obj["metadata"]["uid"]
-            raise conflict(
-                resource.plural,
-                target.name,
-                f"the UID in the precondition ({uid}) is not the object's ({found})",
-            )
+            raise wrong_uid(resource.kind, target.name, uid, obj["metadata"]["uid"])
         if dry_run:
             return obj
         if resource is PODS:
@@ -234,6 +267,8 @@ class Api:
         if resource is NAMESPACES:
             self._empty_namespace(target.name)
         self._store.delete(resource, target.namespace, target.name)
+        if resource is JOBS and with_pods:
+            self._delete_owned(obj)
         if resource.plural == "persistentvolumeclaims":
             self._machine.volumes.drop_claim(obj["metadata"]["namespace"], target.name)
         details = {"name": target.name, "kind": resource.plural, "uid": obj["metadata"]["uid"]}
@@ -244,6 +279,16 @@ class Api:
             "status": "Success",
             "details": details,
         }
+
+    def _delete_owned(self, owner: dict[str, Any]) -> None:
+        meta = owner["metadata"]
+        for pod in self._store.list(PODS, meta["namespace"])[0]:
+            if any(row.get("uid") == meta["uid"] for row in pod["metadata"].get("ownerReferences") or ()):
+                try:
+                    self._node.delete(meta["namespace"], pod["metadata"]["name"])
+                except ApiError as e:
+                    if e.code != 404:  # it ended by itself meanwhile
+                        raise
 
     def _empty_namespace(self, namespace: str) -> None:
         for resource in RESOURCES.values():
@@ -264,17 +309,26 @@ class Api:
         return found
 
 
-def _target(parts: list[str], path: str) -> _Target:
-    """What a path below /api/v1 speaks of."""
+def _target(parts: list[str], path: str, api: str) -> _Target:
+    """What a path below /api/v1 or /apis/batch/v1 speaks of."""
     namespace = None
     if parts[0] == "namespaces" and len(parts) > 2 and parts[2] in RESOURCES:
         namespace, parts = parts[1], parts[2:]
     resource = RESOURCES.get(parts[0])
-    if resource is None or len(parts) > 3 or (namespace is not None and not resource.namespaced):
+    if (
+        resource is None
+        or resource.api != api
+        or len(parts) > 3
+        or (namespace is not None and not resource.namespaced)
+    ):
         raise _unknown(path)
     if resource.namespaced and namespace is None and len(parts) > 1:
         raise _unknown(path)
     return _Target(resource, namespace, *parts[1:])
+
+
+_BATCH_V1 = {"groupVersion": "batch/v1", "version": "v1"}
+_BATCH = {"name": "batch", "versions": [_BATCH_V1], "preferredVersion": _BATCH_V1}
 
 
 def _fixed(parts: list[str]) -> Answer | Stream | None:
@@ -284,8 +338,10 @@ def _fixed(parts: list[str]) -> Answer | Stream | None:
     fixed: dict[tuple[str, ...], Any] = {
         ("version",): version_info(),
         ("api",): {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []},
-        ("apis",): {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+        ("apis",): {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_BATCH]},
+        ("apis", "batch"): {"kind": "APIGroup", "apiVersion": "v1", **_BATCH},
         ("api", "v1"): discovery(),
+        ("apis", "batch", "v1"): discovery("batch/v1"),
     }
     body = fixed.get(tuple(parts))
     return Answer(body) if body is not None else None

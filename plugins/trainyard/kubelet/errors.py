@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["ApiError", "already_exists", "bad_request", "conflict", "forbidden", "invalid", "not_found"]
+__all__ = [
+    "ApiError",
+    "already_exists",
+    "bad_request",
+    "conflict",
+    "forbidden",
+    "invalid",
+    "not_found",
+    "wrong_uid",
+]
 
 
 class ApiError(Exception):
@@ -46,6 +55,16 @@ def conflict(plural: str, name: str, why: str) -> ApiError:
     """409: the object is not the one that the client saw."""
     message = f'Operation cannot be fulfilled on {plural} "{name}": {why}'
     return ApiError(409, "Conflict", message, {"name": name, "kind": plural})
+
+
+def wrong_uid(kind: str, name: str, wanted: str, found: str) -> ApiError:
+    """409: by this name there is another object than the one that is meant."""
+    return conflict(
+        kind,
+        name,
+        f"the UID in the precondition ({wanted}) does not match the UID in record ({found}). The object might have "
+        "been deleted and then recreated",
+    )
 
 
 def bad_request(message: str) -> ApiError:

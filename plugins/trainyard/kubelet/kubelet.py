@@ -32,7 +32,7 @@ from trainyard.kubelet.prefork_starter import PreforkStarter
 from trainyard.kubelet.processes import Guardian, PopenStarter, ProcessStarter, end_all
 from trainyard.kubelet.recovery import recover
 from trainyard.kubelet.resources import NODES
-from trainyard.kubelet.scheduler import NodeSpec
+from trainyard.kubelet.scheduler import MAX_PODS, NodeSpec
 from trainyard.kubelet.server import Server
 from trainyard.kubelet.store import Store
 from trainyard.kubelet.version import GIT_VERSION
@@ -61,6 +61,7 @@ class ProcessKubelet:
         kubeconfig: where to write how to reach it (0600); `root/kubeconfig` if not given.
         namespace: the default namespace of that kubeconfig.
         gpus: devices that pods may request as nvidia.com/gpu.
+        max_pods: how many pods run at once; others wait.
         node_labels: more labels of the node, for `nodeSelector`.
         workdir: where containers without a workingDir start; the current directory if not given.
         shutdown_grace: seconds that all pods together have to end in `stop`.
@@ -81,6 +82,7 @@ class ProcessKubelet:
         kubeconfig: str | os.PathLike[str] | None = None,
         namespace: str = "default",
         gpus: int = 0,
+        max_pods: int = MAX_PODS,
         node_labels: Mapping[str, str] | None = None,
         workdir: str | os.PathLike[str] | None = None,
         shutdown_grace: float = 10.0,
@@ -101,7 +103,7 @@ class ProcessKubelet:
         self.namespace = namespace
         self.token = ""
         self._port, self._host, self._advertise = port, host, advertise
-        self._node_spec = NodeSpec.of_this_machine(gpus=gpus, labels=node_labels)
+        self._node_spec = NodeSpec.of_this_machine(gpus=gpus, labels=node_labels, max_pods=max_pods)
         self._workdir = str(Path(workdir).absolute() if workdir else Path.cwd())
         self._grace = shutdown_grace
         self._backoff = backoff
@@ -137,10 +139,13 @@ class ProcessKubelet:
             machine = self._machine(mark, undo)
             node = Node(machine)
             node.forget_old()
-            self._server = Server(Api(machine, node), self.token, self._port, self._host, self._advertise)
+            api = Api(machine, node)
+            self._server = Server(api, self.token, self._port, self._host, self._advertise)
             undo.callback(self._server.stop)
             undo.callback(self.store.close)
             undo.callback(node.shut_down, self._grace)
+            api.jobs.start()
+            undo.callback(api.jobs.stop)
             self._server.start()
             write_kubeconfig(self.kubeconfig, self.url, self.token, self.namespace)
             self._undo = undo.pop_all()

@@ -40,7 +40,7 @@ def page(store: Store, resource: Resource, namespace: str | None, query: Mapping
         meta["continue"] = base64.urlsafe_b64encode(json.dumps(_place(rows[limit - 1])).encode()).decode()
         meta["remainingItemCount"] = len(rows) - limit
         rows = rows[:limit]
-    return {"kind": f"{resource.kind}List", "apiVersion": "v1", "metadata": meta, "items": rows}
+    return {"kind": f"{resource.kind}List", "apiVersion": resource.api, "metadata": meta, "items": rows}
 
 
 def _place(obj: Mapping[str, Any]) -> list[str]:

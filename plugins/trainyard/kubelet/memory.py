@@ -7,11 +7,12 @@ times, a sum over the limit is confirmed by the proportional share (PSS), which 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import psutil
 
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 _MEASURE_EVERY = 0.2  # seconds
 _TREE_EVERY = 1.0  # finding all descendants reads every process of the machine
+_REST = (
+    10.0  # times as long as a round took, before the next: a thousand containers get a tenth of a core, too
+)
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 
 
@@ -64,34 +68,46 @@ class MemoryWatcher:
             self._thread.join()
 
     def _run(self) -> None:
-        next_tree = 0.0
+        next_tree = pause = 0.0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._watched or self._stopped)
-                self._changed.wait_for(lambda: self._stopped, _MEASURE_EVERY)
+                self._changed.wait_for(lambda: self._stopped, max(_MEASURE_EVERY, pause))
                 if self._stopped:
                     return
                 watched = list(self._watched.values())
-            renew = time.monotonic() >= next_tree
-            if renew:
-                next_tree = time.monotonic() + _TREE_EVERY
+            begun = time.monotonic()
+            if begun >= next_tree or not all(entry.processes for entry in watched):
+                trees = _trees({entry.pid for entry in watched})
+                for entry in watched:
+                    entry.processes = trees[entry.pid]
+                next_tree = begun + max(_TREE_EVERY, _REST * (time.monotonic() - begun))
             for entry in watched:
-                if renew or not entry.processes:
-                    entry.processes = _tree(entry.pid)
                 used = resident(entry.processes, entry.limit)
                 if used > entry.limit:
                     with self._changed:
                         ours = self._watched.pop(entry.pid, None)
                     if ours is not None:
                         entry.exceeded(used)
+            pause = _REST * (time.monotonic() - begun)
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except _GONE:
-        return []
+def _trees(pids: Collection[int]) -> dict[int, list[psutil.Process]]:
+    """Each of these processes with all its descendants, by one look at the machine; [] for one that is gone."""
+    known: dict[int, psutil.Process] = {}
+    children: collections.defaultdict[int, list[psutil.Process]] = collections.defaultdict(list)
+    for process in psutil.process_iter():
+        try:
+            children[process.ppid()].append(process)
+        except _GONE:
+            continue
+        known[process.pid] = process
+    found: dict[int, list[psutil.Process]] = {}
+    for pid in pids:
+        tree = found[pid] = [known[pid]] if pid in known else []
+        for process in tree:  # grows meanwhile
+            tree += children[process.pid]
+    return found
 
 
 def resident(processes: list[psutil.Process], limit: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainyard.kubelet.clock import epoch, timestamp
 from trainyard.kubelet.container import log_path
-from trainyard.kubelet.errors import ApiError, conflict
+from trainyard.kubelet.errors import ApiError, wrong_uid
 from trainyard.kubelet.logs import LogFile
 from trainyard.kubelet.machine import Machine
 from trainyard.kubelet.pod import Ending, PodWorker
@@ -27,7 +27,7 @@ __all__ = ["KEEP_FINISHED", "KEEP_FINISHED_FOR", "Node"]
 log = logging.getLogger(__name__)
 
 # Finished pods and their logs stay until they are deleted; beyond these, the oldest go (looked at whenever a
-# pod finishes).
+# pod finishes). A node that runs more pods keeps as many: they may all end before anybody has asked how.
 KEEP_FINISHED = 500
 KEEP_FINISHED_FOR = 7 * 24 * 3600.0  # seconds
 
@@ -109,9 +109,7 @@ class Node:
         pod = store.get(PODS, namespace, name)
         found = pod["metadata"]["uid"]
         if uid is not None and uid != found:
-            raise conflict(
-                "pods", name, f"the UID in the precondition ({uid}) does not match the UID ({found})"
-            )
+            raise wrong_uid("Pod", name, uid, found)
         seconds = float(pod["spec"]["terminationGracePeriodSeconds"] if grace is None else grace)
         waiting = self._scheduler.cancel(found)
         with self._lock:
@@ -164,12 +162,13 @@ class Node:
 
     def forget_old(self) -> None:
         """Remove finished pods beyond `KEEP_FINISHED` and `KEEP_FINISHED_FOR`."""
+        keep = max(KEEP_FINISHED, self._machine.node.max_pods)
         pods, _ = self._machine.store.list(PODS)
         done = [pod for pod in pods if pod["status"]["phase"] in ("Succeeded", "Failed")]
         done.sort(key=lambda pod: pod["metadata"]["creationTimestamp"], reverse=True)
         oldest = time.time() - KEEP_FINISHED_FOR
         for i, pod in enumerate(done):
-            if i >= KEEP_FINISHED or epoch(pod["metadata"]["creationTimestamp"]) < oldest:
+            if i >= keep or epoch(pod["metadata"]["creationTimestamp"]) < oldest:
                 try:
                     self._remove(pod)
                 except ApiError:  # somebody else was faster

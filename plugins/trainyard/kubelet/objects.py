@@ -13,7 +13,16 @@ from trainyard.kubelet.errors import bad_request, conflict, invalid
 from trainyard.kubelet.quantity import parse_quantity
 from trainyard.kubelet.resources import Resource
 
-__all__ = ["LABEL", "LABEL_RULE", "Causes", "check_meta", "check_object", "check_update", "json_type"]
+__all__ = [
+    "LABEL",
+    "LABEL_RULE",
+    "RANDOM",
+    "Causes",
+    "check_meta",
+    "check_object",
+    "check_update",
+    "json_type",
+]
 
 Causes = list[tuple[str, str]]
 
@@ -30,7 +39,7 @@ _VALUE_RULE = (
     "a valid label must be an empty string or at most 63 alphanumeric characters, '-', '_' or '.', "
     "and must start and end with an alphanumeric character"
 )
-_RANDOM = "bcdfghjklmnpqrstvwxz2456789"  # Kubernetes's own alphabet: no vowels, no bad words
+RANDOM = "bcdfghjklmnpqrstvwxz2456789"  # Kubernetes's own alphabet: no vowels, no bad words
 
 
 def check_meta(resource: Resource, obj: Any, namespace: str | None) -> dict[str, Any]:
@@ -38,7 +47,7 @@ def check_meta(resource: Resource, obj: Any, namespace: str | None) -> dict[str,
     if not isinstance(obj, dict):
         raise bad_request("the body of the request must be a JSON object")
     obj = copy.deepcopy(obj)
-    for field, want in (("kind", resource.kind), ("apiVersion", "v1")):
+    for field, want in (("kind", resource.kind), ("apiVersion", resource.api)):
         if obj.setdefault(field, want) != want:
             raise bad_request(
                 f"the {field} of the manifest must be {want} at this address, got {obj[field]!r}"
@@ -56,7 +65,7 @@ def check_meta(resource: Resource, obj: Any, namespace: str | None) -> dict[str,
         meta.pop("namespace", None)
     if not meta.get("name") and meta.get("generateName"):
         stem = str(meta["generateName"])[:58]
-        meta["name"] = stem + "".join(secrets.choice(_RANDOM) for _ in range(5))
+        meta["name"] = stem + "".join(secrets.choice(RANDOM) for _ in range(5))
     causes: Causes = []
     _check_name(meta, causes)
     for field in ("labels", "annotations"):
@@ -158,7 +167,7 @@ def check_update(resource: Resource, before: Mapping[str, Any], after: dict[str,
         if field in old:
             meta[field] = old[field]
     after.setdefault("kind", resource.kind)
-    after.setdefault("apiVersion", "v1")
+    after.setdefault("apiVersion", resource.api)
     causes: Causes = []
     for field in ("labels", "annotations"):
         _check_map(meta, field, causes)

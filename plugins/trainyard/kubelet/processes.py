@@ -8,15 +8,17 @@ dropped its environment, left its session and lost its parent before anybody ask
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import psutil
 
@@ -93,28 +95,65 @@ def signal_group(pid: int, number: int) -> bool:
     return True
 
 
+class _Seen(NamedTuple):
+    process: psutil.Process
+    parent: int
+    session: int
+    mark: str
+
+
+class _Census:
+    """All processes of the machine, looked at once for all who ask at the same time.
+
+    When a thousand containers end together, each reading every process's environment would take minutes.
+    """
+
+    def __init__(self) -> None:
+        self._one = threading.Lock()
+        self._begun = -1.0
+        self._seen: list[_Seen] = []
+
+    def take(self) -> list[_Seen]:
+        """What was seen by a look that began after this call."""
+        asked = time.monotonic()
+        with self._one:
+            if self._begun < asked:
+                self._begun = time.monotonic()
+                self._seen = [seen for process in psutil.process_iter() if (seen := _look(process))]
+            return self._seen
+
+
+def _look(process: psutil.Process) -> _Seen | None:
+    try:
+        parent, session = process.ppid(), os.getsid(process.pid)
+    except _GONE:
+        return None
+    try:
+        mark = process.environ().get(MARK, "")
+    except _GONE:  # another user's, say: its session and descent still tell
+        mark = ""
+    return _Seen(process, parent, session, mark)
+
+
+_census = _Census()
+
+
 def find(mark: str, leader: int | None = None) -> list[psutil.Process]:
     """All living processes that carry `mark` (or one that starts with it and "/"), are in the session of
     `leader`, or descend from one of those."""
+    children: collections.defaultdict[int, list[psutil.Process]] = collections.defaultdict(list)
     chosen: dict[int, psutil.Process] = {}
-    for process in psutil.process_iter():
-        # Session and mark cost little; state and descent are asked only of the few that are ours.
-        if process.pid != os.getpid() and _belongs(process, mark, leader):
-            chosen[process.pid] = process
-    for process in list(chosen.values()):
-        with contextlib.suppress(*_GONE):
-            chosen.update({child.pid: child for child in process.children(recursive=True)})
+    for seen in _census.take():
+        children[seen.parent].append(seen.process)
+        if seen.session == leader or seen.mark == mark or seen.mark.startswith(f"{mark}/"):
+            chosen[seen.process.pid] = seen.process
+    chosen.pop(os.getpid(), None)
+    line = list(chosen.values())
+    for process in line:  # grows meanwhile
+        more = [child for child in children[process.pid] if child.pid not in chosen]
+        chosen.update({child.pid: child for child in more})
+        line += more
     return [process for process in chosen.values() if process.pid != os.getpid() and _lives(process)]
-
-
-def _belongs(process: psutil.Process, mark: str, leader: int | None) -> bool:
-    try:
-        if leader is not None and os.getsid(process.pid) == leader:
-            return True
-        value = process.environ().get(MARK, "")
-    except _GONE:
-        return False
-    return value == mark or value.startswith(f"{mark}/")
 
 
 def end_all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-__all__ = ["format_bytes", "parse_quantity"]
+__all__ = ["format_bytes", "format_quantity", "parse_quantity"]
 
 _PATTERN = re.compile(
     r"^([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?$"
@@ -30,6 +30,20 @@ def parse_quantity(value: object) -> Decimal:
     if exponent:
         return Decimal(number + exponent)
     return Decimal(number) * _FACTORS[unit] if unit else Decimal(number)
+
+
+def format_quantity(value: Decimal, *, binary: bool) -> str:
+    """A quantity as a cluster writes it: in the largest unit, of 1024 or of 1000, in which it is a whole number.
+
+    >>> format_quantity(Decimal(62914560), binary=True), format_quantity(Decimal("0.5"), binary=False)
+    ('60Mi', '500m')
+    """
+    units = [f"{unit}i" for unit in "EPTGMK"] if binary else ["E", "P", "T", "G", "M", "k"]
+    for unit in (*units, "", *("" if binary else "mun")):
+        number = value / _FACTORS[unit] if unit else value
+        if value and number == int(number):
+            return f"{int(number)}{unit}"
+    return f"{value:f}"
 
 
 def format_bytes(count: float) -> str:

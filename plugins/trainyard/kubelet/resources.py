@@ -1,6 +1,6 @@
 """The kinds of objects that the process kubelet knows: where they live in the API, what can be selected.
 
-Only pods are acted upon. The others are stored, listed, watched and handed back, which is all that pipelines
+Only pods and Jobs are acted upon. The others are stored, listed, watched and handed back, which is all that pipelines
 and the pod's own references (claims, config maps, secrets) need on one machine.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["EVENTS", "NAMESPACES", "NODES", "PODS", "RESOURCES", "Resource", "discovery"]
+__all__ = ["EVENTS", "JOBS", "NAMESPACES", "NODES", "PODS", "RESOURCES", "Resource", "discovery"]
 
 _VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
@@ -24,6 +24,7 @@ class Resource:
     short: str = ""
     fields: tuple[str, ...] = ()
     kept: bool = True  # on disk, over a restart of the kubelet
+    api: str = "v1"
 
     def __post_init__(self) -> None:
         if self.plural != self.plural.lower():
@@ -68,6 +69,7 @@ RESOURCES: dict[str, Resource] = {
         Resource("namespaces", "Namespace", namespaced=False, short="ns", fields=("status.phase",)),
         Resource("resourcequotas", "ResourceQuota", short="quota"),
         Resource("serviceaccounts", "ServiceAccount", short="sa"),
+        Resource("jobs", "Job", fields=("status.successful",), api="batch/v1"),
         # Made anew at each start: the machine may have changed.
         Resource("nodes", "Node", namespaced=False, short="no", fields=("spec.unschedulable",), kept=False),
     )
@@ -76,10 +78,11 @@ PODS = RESOURCES["pods"]
 EVENTS = RESOURCES["events"]
 NAMESPACES = RESOURCES["namespaces"]
 NODES = RESOURCES["nodes"]
+JOBS = RESOURCES["jobs"]
 
 
-def discovery() -> dict[str, Any]:
-    """What `GET /api/v1` answers, so that kubectl finds the kinds."""
+def discovery(api: str = "v1") -> dict[str, Any]:
+    """What `GET /api/v1` (or `/apis/batch/v1`) answers, so that kubectl finds the kinds."""
     rows = [
         {
             "name": r.plural,
@@ -90,10 +93,27 @@ def discovery() -> dict[str, Any]:
             **({"shortNames": [r.short]} if r.short else {}),
         }
         for r in RESOURCES.values()
+        if r.api == api
     ]
-    subresources = (("log", ["get"]), ("status", ["get", "patch", "update"]))
-    for name, verbs in subresources:
+    status = ["get", "patch", "update"]
+    parts = {"v1": (("pods", "log", ["get"]), ("pods", "status", status))}.get(
+        api, (("jobs", "status", status),)
+    )
+    for plural, name, verbs in parts:
+        kind = RESOURCES[plural].kind
         rows.append(
-            {"name": f"pods/{name}", "singularName": "", "namespaced": True, "kind": "Pod", "verbs": verbs}
+            {"name": f"{plural}/{name}", "singularName": "", "namespaced": True, "kind": kind, "verbs": verbs}
         )
-    return {"kind": "APIResourceList", "groupVersion": "v1", "resources": rows}
+    if api == "v1":
+        rows.append(
+            {
+                "name": "pods/eviction",
+                "singularName": "",
+                "namespaced": True,
+                "group": "policy",
+                "version": "v1",
+                "kind": "Eviction",
+                "verbs": ["create"],
+            }
+        )
+    return {"kind": "APIResourceList", "groupVersion": api, "resources": rows}

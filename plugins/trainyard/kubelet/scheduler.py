@@ -9,6 +9,7 @@ cores and is slower, where on a cluster it would wait for nodes. Memory and GPUs
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import platform
@@ -24,11 +25,12 @@ from trainyard.kubelet.clock import timestamp
 from trainyard.kubelet.matching import node_selector
 from trainyard.kubelet.quantity import parse_quantity
 
-__all__ = ["CPU_OVERCOMMIT", "GPU", "NodeSpec", "Scheduler", "requests_of"]
+__all__ = ["CPU_OVERCOMMIT", "GPU", "MAX_PODS", "NodeSpec", "Scheduler", "requests_of"]
 
 CPU_OVERCOMMIT = 16
 GPU = "nvidia.com/gpu"
-_MAX_PODS = 110  # Kubernetes's default for a node
+MAX_PODS = 110
+"""How many pods run at once unless it is told otherwise: Kubernetes's default for a node."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +42,19 @@ class NodeSpec:
     memory: int
     gpus: int = 0
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    max_pods: int = MAX_PODS
 
     def __post_init__(self) -> None:
-        for field in ("cpu", "memory"):
+        for field in ("cpu", "memory", "max_pods"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"{field} must be positive, got {getattr(self, field)}")
         if self.gpus < 0:
             raise ValueError(f"gpus must not be negative, got {self.gpus}")
 
     @classmethod
-    def of_this_machine(cls, *, gpus: int = 0, labels: Mapping[str, str] | None = None) -> NodeSpec:
+    def of_this_machine(
+        cls, *, gpus: int = 0, labels: Mapping[str, str] | None = None, max_pods: int = MAX_PODS
+    ) -> NodeSpec:
         """What this machine has; GPUs only if told, since finding them needs their driver."""
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
         host = socket.gethostname()
@@ -58,6 +63,7 @@ class NodeSpec:
             cpu=os.cpu_count() or 1,
             memory=psutil.virtual_memory().total,
             gpus=gpus,
+            max_pods=max_pods,
             labels={
                 "kubernetes.io/hostname": host[:63].strip("-.") or "localhost",
                 "kubernetes.io/os": platform.system().lower(),
@@ -70,7 +76,7 @@ class NodeSpec:
     @property
     def capacity(self) -> dict[str, str]:
         """What there is, as the node's status says it."""
-        rows = {"cpu": str(self.cpu), "memory": f"{self.memory // 1024}Ki", "pods": str(_MAX_PODS)}
+        rows = {"cpu": str(self.cpu), "memory": f"{self.memory // 1024}Ki", "pods": str(self.max_pods)}
         return {**rows, GPU: str(self.gpus)} if self.gpus else rows
 
     @property
@@ -136,6 +142,7 @@ class _Waiting:
     start: Callable[[tuple[int, ...]], None]
     refuse: Callable[[str], None]
     check: Callable[[], str | None]
+    requests: Mapping[str, Decimal]
     said: str = ""
 
 
@@ -147,7 +154,8 @@ class Scheduler:
         self._room = {key: parse_quantity(value) for key, value in node.allocatable.items()}
         self._lock = threading.RLock()
         self._waiting: dict[str, _Waiting] = {}
-        self._running: dict[str, tuple[dict[str, Decimal], tuple[int, ...]]] = {}
+        self._running: dict[str, tuple[Mapping[str, Decimal], tuple[int, ...]]] = {}
+        self._used: collections.defaultdict[str, Decimal] = collections.defaultdict(Decimal)
 
     def submit(
         self,
@@ -160,7 +168,8 @@ class Scheduler:
         """Ask for room. `start(gpu indexes)` is called once there is; `refuse(reason)` when there is none yet,
         once for each new reason; `check()` may name one more thing that is missing."""
         with self._lock:
-            self._waiting[pod["metadata"]["uid"]] = _Waiting(pod, start, refuse, check)
+            waiting = _Waiting(pod, start, refuse, check, requests_of(pod))
+            self._waiting[pod["metadata"]["uid"]] = waiting
         self.retry()
 
     def cancel(self, uid: str) -> bool:
@@ -171,7 +180,8 @@ class Scheduler:
     def release(self, uid: str) -> None:
         """The pod of that uid is over: others may have its room."""
         with self._lock:
-            self._running.pop(uid, None)
+            requests, _ = self._running.pop(uid, ({}, ()))
+            self._count(requests, -1)
         self.retry()
 
     def retry(self) -> None:
@@ -181,8 +191,9 @@ class Scheduler:
                 reason = self._why_not(waiting)
                 if reason is None:
                     del self._waiting[uid]
-                    gpus = self._take_gpus(waiting.pod)
-                    self._running[uid] = (requests_of(waiting.pod), gpus)
+                    gpus = self._take_gpus(waiting.requests)
+                    self._running[uid] = (waiting.requests, gpus)
+                    self._count(waiting.requests, 1)
                     waiting.start(gpus)
                 elif reason != waiting.said:
                     waiting.said = reason
@@ -198,19 +209,20 @@ class Scheduler:
             return f"{head}: 1 node(s) didn't match Pod's node affinity/selector."
         if missing := waiting.check():
             return f"{head}: {missing}."
-        if len(self._running) >= _MAX_PODS:
+        if len(self._running) >= self._node.max_pods:
             return f"{head}: 1 Too many pods."
         short = [
             f"1 Insufficient {key}"
-            for key, value in sorted(requests_of(pod).items())
-            if value > self._room.get(key, Decimal(0)) - self._used(key)
+            for key, value in sorted(waiting.requests.items())
+            if value > self._room.get(key, Decimal(0)) - self._used[key]
         ]
         return f"{head}: {', '.join(short)}." if short else None
 
-    def _used(self, key: str) -> Decimal:
-        return sum((requests.get(key, Decimal(0)) for requests, _ in self._running.values()), Decimal(0))
+    def _count(self, requests: Mapping[str, Decimal], sign: int) -> None:
+        for key, value in requests.items():
+            self._used[key] += sign * value
 
-    def _take_gpus(self, pod: Mapping[str, Any]) -> tuple[int, ...]:
-        count = int(requests_of(pod).get(GPU, 0))
+    def _take_gpus(self, requests: Mapping[str, Decimal]) -> tuple[int, ...]:
+        count = int(requests.get(GPU, 0))
         taken = {index for _, gpus in self._running.values() for index in gpus}
         return tuple(index for index in range(self._node.gpus) if index not in taken)[:count]

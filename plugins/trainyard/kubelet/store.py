@@ -172,6 +172,11 @@ class Store:
         with self._changed:
             return self._changed.wait_for(done, timeout)
 
+    def wake(self) -> None:
+        """Have those that `wait` ask again."""
+        with self._changed:
+            self._changed.notify_all()
+
     @property
     def closed(self) -> bool:
         """Whether watchers should leave."""

@@ -3,8 +3,8 @@
 A process has no mount namespace of its own, so a volume that a manifest mounts at `/mnt/data` can't appear
 there. Instead, every mention of that path in the container's env values, command, args and working directory is
 replaced by the real folder: at path boundaries only, so `/mnt/data/x`, `file:///mnt/data` and `A=/mnt/data` are
-changed and `/mnt/database` is not. A hostPath whose path is its mountPath needs nothing. Read-only mounts are
-not enforced.
+changed and `/mnt/database` is not. A hostPath whose path is its mountPath needs nothing, nor does an emptyDir at
+/tmp, the scratch of pods whose root can't be written: a process has the machine's. Read-only mounts are not enforced.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from trainyard.kubelet.store import Store
 __all__ = ["VOLUME_TYPES", "MountError", "Mounts", "VolumeManager"]
 
 VOLUME_TYPES = ("emptyDir", "hostPath", "persistentVolumeClaim", "configMap", "secret")
+
+
+_TMP = Path("/tmp")  # noqa: S108 - what a manifest says, not a file of ours
 
 
 class MountError(Exception):
@@ -63,8 +66,11 @@ class VolumeManager:
 
     def prepare(self, pod: Mapping[str, Any], folder: Path) -> dict[str, Path]:
         """The real path of each volume of the pod, by name; MountError when one can't be had yet."""
+        namespace = pod["metadata"]["namespace"]
         return {
-            volume["name"]: self._prepare(volume, pod["metadata"]["namespace"], folder / volume["name"])
+            volume["name"]: _TMP
+            if _is_scratch(volume, pod["spec"])
+            else self._prepare(volume, namespace, folder / volume["name"])
             for volume in pod["spec"].get("volumes") or ()
         }
 
@@ -136,6 +142,18 @@ class VolumeManager:
             path.unlink(missing_ok=True)
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as f:
                 f.write(data[item["key"]])
+
+
+def _is_scratch(volume: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Whether a volume is empty at first and is /tmp wherever it is mounted."""
+    mounts = [
+        mount
+        for container in (*(spec.get("initContainers") or ()), *spec["containers"])
+        for mount in container.get("volumeMounts") or ()
+        if mount["name"] == volume["name"]
+    ]
+    at_tmp = all(mount["mountPath"].rstrip("/") == str(_TMP) and not mount.get("subPath") for mount in mounts)
+    return volume.get("emptyDir") is not None and bool(mounts) and at_tmp
 
 
 def contents(obj: Mapping[str, Any]) -> dict[str, bytes]:

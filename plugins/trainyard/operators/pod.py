@@ -7,6 +7,8 @@ or environment into a log.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperato
 from airflow.providers.cncf.kubernetes.utils.pod_manager import (
     PodLaunchFailedException,
     PodLaunchTimeoutException,
+    PodManager,
     PodNotFoundException,
 )
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -23,31 +26,55 @@ from urllib3.exceptions import HTTPError
 
 from trainers.job import labels
 from trainers.job.failures import Failure, FailureClass
+from trainers.job.pod_overlay import BASE, check_pod_overlay
 from trainers.job.policies import RestartPolicy
-from trainers.job.spec import Resources
+from trainers.job.resources import Resources
 from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass, StepFailed, failures_before, report
-from trainyard.pods import GONE_HINT, failure_of_api_error, failure_of_pod, has_ended, result_of_pod, says_why
+from trainyard.given_up import NeverStarts, PodLost
+from trainyard.operators.waiting import PodTimedOut, WaitingOperator
+from trainyard.pod_defaults import container_security, merged_over, pod_security, scratch
+from trainyard.pods import (
+    GONE_HINT,
+    LOST_HINT,
+    MISSING_HINT,
+    events_of_pod,
+    failure_of_api_error,
+    failure_of_pod,
+    has_ended,
+    result_of_pod,
+    says_why,
+)
+from trainyard.run_failed import on_failed_run
 from trainyard.settings import CONNECTION, PipelineSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-    from kubernetes.client import V1Pod, V1ResourceRequirements, V1SecurityContext
+    from kubernetes.client import V1Pod, V1ResourceRequirements
 
 __all__ = ["PodOperator"]
 
 # The provider asks every 5 s whether a pod has started; on one machine it has in 50 ms.
 _CHECK_INTERVAL, _CHECK_INTERVAL_DEFERRED = 0.1, 2
 _MEMORY_GROWTH = 1.5  # a restart after OOM gets this much more
+_FROM_OUTSIDE = frozenset(
+    {FailureClass.CONFIG, FailureClass.INFRA, FailureClass.OOM, FailureClass.PREEMPTED, FailureClass.QUOTA}
+)
 _STORAGE_VOLUME = "trainyard-storage"
+_STAGED = (
+    "python",
+    "-m",
+    "trainers.storage.pod",
+)  # before the command of a pod whose storage is an object store
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15} | {
     unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)
 }
 
 
-class PodOperator(KubernetesPodOperator):
+class PodOperator(WaitingOperator):
     """A pod of Trainyard's.
 
-    `pod_resources` is a Resources or its `to_dict`; `restart` caps the retries by failure class. What
+    `pod_resources` is a Resources or its `to_dict`; `pod` is laid over the pod, a part of a Pod manifest whose
+    container of ours is `base` (`trainers.job.pod_overlay`); `restart` caps the retries by failure class. What
     KubernetesPodOperator takes besides is passed on. Raises StepFailed, whose text is the failure card and
     whose class decides the retry; the failure is in XCom under "failure".
     """
@@ -60,6 +87,7 @@ class PodOperator(KubernetesPodOperator):
         self,
         *,
         pod_resources: Resources | Mapping[str, Any] | None = None,
+        pod: Mapping[str, Any] | None = None,
         restart: RestartPolicy | None = None,
         deferrable: bool | None = None,
         startup_timeout_seconds: int = 600,
@@ -79,9 +107,11 @@ class PodOperator(KubernetesPodOperator):
             **kwargs,
         )
         self.pod_resources = pod_resources or Resources()
+        self.pod_overlay = check_pod_overlay("pod", pod or {})
         self.restart = restart
         self._deferrable_by_setting = deferrable is None
-        self._gone = False
+        if self.has_dag():
+            on_failed_run(self.dag)
 
     # ---- the pod
 
@@ -102,23 +132,50 @@ class PodOperator(KubernetesPodOperator):
             labels.LABEL_PIPELINE: labels.dns_label(self.dag_id),
             **self.labels,
         }
-        self.service_account_name = self.service_account_name or settings.service_account or None
+        said = self.pod_overlay.get("spec", {})
+        self.service_account_name = (
+            self.service_account_name or said.get("serviceAccountName") or settings.service_account or None
+        )
         self.container_resources = _requirements(needs, _MEMORY_GROWTH**ooms)
         self.node_selector = _node_selector(needs) | dict(self.node_selector)
         self.tolerations = self.tolerations or _tolerations(needs)
-        self.container_security_context = self.container_security_context or _security_context()
+        self.security_context = self.security_context or pod_security(said, settings.fs_group)
+        base = next((row for row in said.get("containers", ()) if row["name"] == BASE), {})
+        self.container_security_context = self.container_security_context or container_security(base)
         self._mount_storage(settings)
+        if settings.store and self.component != "pod":
+            self._stage_storage()
+        if settings.scratch and not any(m.mount_path == settings.scratch for m in self.volume_mounts):
+            volume, mount = scratch(settings.scratch)
+            self.volumes, self.volume_mounts = [*self.volumes, volume], [*self.volume_mounts, mount]
+        if self.pod_overlay:
+            # What an author says wins over what we say of the container, and what the provider is told over both.
+            self.full_pod_spec = merged_over(self.full_pod_spec, self.pod_overlay)
         return super().build_pod_request_obj(context, dry_run=dry_run)
 
     def _mount_storage(self, settings: PipelineSettings) -> None:
-        from kubernetes.client import V1PersistentVolumeClaimVolumeSource, V1Volume, V1VolumeMount
+        from kubernetes.client import (
+            V1EmptyDirVolumeSource,
+            V1PersistentVolumeClaimVolumeSource,
+            V1Volume,
+            V1VolumeMount,
+        )
 
-        if not settings.storage_claim or any(v.name == _STORAGE_VOLUME for v in self.volumes):
+        shared = settings.storage_claim or settings.store
+        if not shared or any(v.name == _STORAGE_VOLUME for v in self.volumes):
             return
-        claim = V1PersistentVolumeClaimVolumeSource(claim_name=settings.storage_claim)
+        if settings.store:  # a root of the pod's own, to and from which its process 1 copies
+            volume = V1Volume(name=_STORAGE_VOLUME, empty_dir=V1EmptyDirVolumeSource())
+        else:
+            claim = V1PersistentVolumeClaimVolumeSource(claim_name=settings.storage_claim)
+            volume = V1Volume(name=_STORAGE_VOLUME, persistent_volume_claim=claim)
         mount = V1VolumeMount(name=_STORAGE_VOLUME, mount_path=str(settings.storage))
-        self.volumes = [*self.volumes, V1Volume(name=_STORAGE_VOLUME, persistent_volume_claim=claim)]
-        self.volume_mounts = [*self.volume_mounts, mount]
+        self.volumes, self.volume_mounts = [*self.volumes, volume], [*self.volume_mounts, mount]
+
+    def _stage_storage(self) -> None:
+        """Let our own process 1 bring and send the files of the command."""
+        if tuple(self.cmds[: len(_STAGED)]) != _STAGED:
+            self.cmds = [*_STAGED, *self.cmds]
 
     # ---- its run
 
@@ -131,7 +188,12 @@ class PodOperator(KubernetesPodOperator):
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> dict[str, Any] | None:
         """Come back from the triggerer; the pod's result."""
-        return self._explained(context, lambda: super(PodOperator, self).trigger_reentry(context, event))
+        return self._explained(context, lambda: self.come_back(context, event))
+
+    @functools.cached_property
+    def pod_manager(self) -> PodManager:
+        """The provider's, with readings and deletions of ours."""
+        return self.make_pod_manager()
 
     def _explained(self, context: Context, run: Callable[[], Any]) -> dict[str, Any] | None:
         from kubernetes.client.exceptions import ApiException
@@ -146,12 +208,26 @@ class PodOperator(KubernetesPodOperator):
             if self.succeeded_after_all():
                 self.log.warning("the pod did not end well, but its work was done: %s", failure.reason)
                 return None
+            failure = _of_missing_volume(self._with_events(failure))
             # What the pod itself said is the whole story; the provider's frames would only bury it.
             cause = None if has_ended(self.remote_pod) else e
             raise report(context, failure, final=self.is_over()) from cause
         # To the provider this meant its sidecar; to Airflow, from here on, that the returned value is kept.
         self.do_xcom_push = True
         return result_of_pod(self.remote_pod or self.pod, self.base_container_name)
+
+    def _with_events(self, failure: Failure) -> Failure:
+        """The failure with what the cluster says of the pod, unless the process itself has said why it failed."""
+        from kubernetes.client.exceptions import ApiException
+
+        pod = self.remote_pod or self.pod
+        if pod is None or failure.failure_class not in _FROM_OUTSIDE:
+            return failure
+        try:
+            return dataclasses.replace(failure, events=events_of_pod(self.client, pod))
+        except (ApiException, HTTPError) as e:
+            self.log.info("the events of pod %s can't be read: %s", pod.metadata.name, e)
+            return failure
 
     def succeeded_after_all(self) -> bool:
         """Whether the work is done although the pod failed; a subclass may know better."""
@@ -166,13 +242,15 @@ class PodOperator(KubernetesPodOperator):
         from kubernetes.client.exceptions import ApiException
         from kubernetes.config import ConfigException
 
+        if isinstance(error, PodLost):
+            return Failure(FailureClass.PREEMPTED, str(error), code="kubernetes.node_lost", hint=LOST_HINT)
+        if isinstance(error, NeverStarts):
+            return Failure(FailureClass.CONFIG, str(error), code="kubernetes.missing", hint=MISSING_HINT)
+        if isinstance(error, PodTimedOut):
+            hint = "raise the task's execution_timeout, or find out why its pod takes so long"
+            return Failure(FailureClass.STALLED, str(error), code="airflow.timeout", hint=hint)
         if isinstance(error, PodLaunchTimeoutException):
-            late = "scheduled" in str(error)
-            return Failure(
-                FailureClass.QUOTA if late else FailureClass.INFRA,
-                str(error).splitlines()[0],
-                code="kubernetes.no_room" if late else "kubernetes.no_start",
-            )
+            return self._not_started(str(error).splitlines()[0])
         if isinstance(error, PodLaunchFailedException):
             return Failure(FailureClass.CONFIG, " ".join(str(error).split()), code="kubernetes.image")
         if isinstance(error, (AirflowNotFoundException, ConfigException)):
@@ -199,6 +277,20 @@ class PodOperator(KubernetesPodOperator):
             )
         return Failure(FailureClass.INFRA, str(error), code="kubernetes.unknown")
 
+    def _not_started(self, said: str) -> Failure:
+        """The failure of a pod that found no node in time, or did not start there."""
+        known = self.remote_pod is not None and says_why(self.remote_pod, self.base_container_name)
+        if known:  # the scheduler's or the node's own words
+            return dataclasses.replace(
+                failure_of_pod(self.remote_pod, self.base_container_name), code="kubernetes.no_room"
+            )
+        late = "scheduled" in said
+        return Failure(
+            FailureClass.QUOTA if late else FailureClass.INFRA,
+            said,
+            code="kubernetes.no_room" if late else "kubernetes.no_start",
+        )
+
     def cleanup(
         self,
         pod: V1Pod,
@@ -210,6 +302,9 @@ class PodOperator(KubernetesPodOperator):
         if remote_pod is not None and not has_ended(remote_pod):
             remote_pod = self._read_again(remote_pod)
         self.remote_pod = remote_pod
+        if self._watch.error is not None and remote_pod is not None:
+            self.delete_given_up(remote_pod, self._watch.error)
+            raise self._watch.error
         if self._gone and not self._killed:
             # The provider would try to label and delete it, and log its stack of errors.
             raise PodNotFoundException(f"pod {remote_pod.metadata.name} is gone")
@@ -228,6 +323,20 @@ class PodOperator(KubernetesPodOperator):
         return pod
 
 
+def _of_missing_volume(failure: Failure) -> Failure:
+    """A pod that waits for the ConfigMap or Secret of a volume looks as if it were just slow; its events tell."""
+    told = [row for row in failure.events if row.startswith("FailedMount") and "not found" in row]
+    if failure.code != "kubernetes.no_start" or not told:
+        return failure
+    return dataclasses.replace(
+        failure,
+        failure_class=FailureClass.CONFIG,
+        reason=f"{failure.reason} {told[-1]}",
+        code="kubernetes.missing",
+        hint=MISSING_HINT,
+    )
+
+
 # ---- from our values to the Kubernetes client's
 
 
@@ -244,7 +353,7 @@ def _requirements(needs: Resources, growth: float) -> V1ResourceRequirements:
     from kubernetes.client import V1ResourceRequirements
 
     memory = needs.memory if growth == 1 else f"{_bytes(needs.memory) * growth / 1024**2:.0f}Mi"
-    gpus = {"nvidia.com/gpu": str(needs.gpu)} if needs.gpu else {}
+    gpus = {needs.gpu_resource: str(needs.gpu)} if needs.gpu else {}
     # No CPU limit: throttling slows the whole gang, sharing what is idle doesn't.
     return V1ResourceRequirements(
         requests={"cpu": f"{needs.cpu:g}", "memory": memory, **gpus}, limits={"memory": memory, **gpus}
@@ -258,8 +367,7 @@ def _bytes(quantity: str) -> float:
 
 
 def _node_selector(needs: Resources) -> dict[str, str]:
-    # The label that NVIDIA's GPU feature discovery sets.
-    product = {"nvidia.com/gpu.product": needs.gpu_type} if needs.gpu_type else {}
+    product = {needs.gpu_label: needs.gpu_type} if needs.gpu_type else {}
     return {**product, **needs.node_selector}
 
 
@@ -274,14 +382,3 @@ def _tolerations(needs: Resources) -> list[Any]:
         )
         for row in needs.tolerations
     ]
-
-
-def _security_context() -> V1SecurityContext:
-    from kubernetes.client import V1Capabilities, V1SeccompProfile, V1SecurityContext
-
-    return V1SecurityContext(
-        allow_privilege_escalation=False,
-        run_as_non_root=True,
-        capabilities=V1Capabilities(drop=["ALL"]),
-        seccomp_profile=V1SeccompProfile(type="RuntimeDefault"),
-    )

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from trainyard.assets import announce, records_asset
 from trainyard.links import RecordsReportLink
 from trainyard.operators.step import StepOperator
-from trainyard.records_page import report_url
+from trainyard.records_page import REPORT, report_url
+from trainyard.shared_files import bring
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-__all__ = ["PLAN_KEY", "RecordsOperator", "RecordsPlanOperator"]
+__all__ = ["PLAN_KEY", "RecordsOperator", "RecordsPlanOperator", "ScorePlanOperator"]
 
 PLAN_KEY = "plan"
 """The XCom that holds the path of a plan of slices."""
@@ -52,6 +53,8 @@ class RecordsOperator(StepOperator):
         if "manifest" not in result:
             return result
         newest = result.get("newest") or {}
+        for manifest in filter(None, (result["manifest"], newest.get("manifest"))):
+            bring(manifest, Path(manifest).with_name(REPORT))
         self.report_url = next(
             filter(None, map(report_url, (result["manifest"], newest.get("manifest")))), ""
         )
@@ -83,11 +86,24 @@ class RecordsPlanOperator(StepOperator):
         titles = _titles(path) if count else []
         return [
             {
-                "spec": {"step": "encode", "plan": path, "slice": index},
+                "spec": self._slice(path, index, count),
                 "part": titles[index] if index < len(titles) else str(index),
             }
             for index in range(count)
         ]
+
+    def _slice(self, path: str, index: int, count: int) -> dict[str, Any]:
+        return {"step": "encode", "plan": path, "slice": index}
+
+
+class ScorePlanOperator(RecordsPlanOperator):
+    """Plan a scoring in slices; the same for `trainers.score`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(module="trainers.score", **kwargs)
+
+    def _slice(self, path: str, index: int, count: int) -> dict[str, Any]:
+        return {"step": "score", "plan": path, "slice": index, "slices": count}
 
 
 def _titles(path: str) -> list[str]:

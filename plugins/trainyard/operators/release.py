@@ -9,13 +9,14 @@ from airflow.sdk import BaseOperator
 from trainyard.failing import RetryByClass, cards
 from trainyard.links import MlflowRunLink, ModelLink
 from trainyard.operators.step import StepOperator
+from trainyard.registered import aliases_of
 from trainyard.settings import PipelineSettings
 from trainyard.tracking import model_url, run_url, set_alias
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-__all__ = ["PromoteOperator", "RegisterOperator", "registry_alias"]
+__all__ = ["PromoteOperator", "RegisterOperator", "registry_alias", "registry_aliases", "store_config"]
 
 
 class RegisterOperator(StepOperator):
@@ -52,17 +53,40 @@ def registry_alias(settings: PipelineSettings) -> Any:
     return lambda name, alias, version: set_alias(settings.mlflow, name, alias, version)
 
 
+def registry_aliases(settings: PipelineSettings) -> Any:
+    """The callable that gives a model's aliases, or None without a registry; OSError where it does not answer."""
+    if not settings.mlflow.startswith(("http://", "https://")):
+        return None
+
+    def aliases(name: str) -> dict[str, str]:
+        found = aliases_of(settings.mlflow, name)
+        if found is None:
+            raise OSError(f"mlflow does not say which aliases {name} has")
+        return found
+
+    return aliases
+
+
+def store_config(settings: PipelineSettings) -> None:
+    """Copy the servers' config to the object store, where new replicas find it, if there is one."""
+    if settings.model_store:
+        from serving.release.mirror import mirror_file
+
+        mirror_file(settings.model_config, f"{settings.model_store}/models.config")
+
+
 class PromoteOperator(BaseOperator):
     """Make a verified version the champion, with the gate's verdict in the promotion log."""
 
-    template_fields = ("release", "decision")
+    template_fields = ("release", "decision", "canary")
     operator_extra_links = (ModelLink(),)
 
-    def __init__(self, *, release: Any, decision: Any, **kwargs: Any) -> None:
+    def __init__(self, *, release: Any, decision: Any, canary: Any = None, **kwargs: Any) -> None:
         kwargs.setdefault("retry_policy", RetryByClass())
         super().__init__(**kwargs)
         self.release = release
         self.decision = decision
+        self.canary = canary
         self.model_url = ""
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -90,6 +114,8 @@ class PromoteOperator(BaseOperator):
             gate=self.decision,
             mlflow_version=registered,
             alias=registry_alias(settings),
+            **({"canary": self.canary} if self.canary else {}),
         )
+        store_config(settings)
         print(f"{name}: version {result['version']} is the champion, before it was {result['previous']}")
         return result

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.operators.pod import PodOperator
 from trainyard.settings import PipelineSettings
+from trainyard.shared_files import bring, give
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,18 +41,30 @@ class StepOperator(PodOperator):
 
     def build_pod_request_obj(self, context: Context | None = None, *, dry_run: bool = False) -> V1Pod:
         """The pod that runs the step."""
-        spec = PipelineSettings.from_environment().resolve(self.spec)
+        settings = PipelineSettings.from_environment()
+        spec = settings.resolve(self.spec)
+        if settings.store:
+            from trainers.storage.inputs import check_step
+
+            check_step(self.module, spec)
+            give(spec)
         self.cmds = ["python", "-m", self.module]
         self.arguments = ["--spec", json.dumps(spec, default=_json_value)]
         return super().build_pod_request_obj(context, dry_run=dry_run)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the step; its result, {} when it left none."""
-        return super().execute(context) or {}
+        return self._placed(super().execute(context))
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Come back from the triggerer; the step's result."""
-        return super().trigger_reentry(context, event) or {}
+        return self._placed(super().trigger_reentry(context, event))
+
+    def _placed(self, result: dict[str, Any] | None) -> dict[str, Any]:
+        """The result with paths of this machine, and the pages that it names here for people to look at."""
+        placed: dict[str, Any] = PipelineSettings.from_environment().resolve(result or {})
+        bring(placed.get("report"), placed.get("evaluation"))
+        return placed
 
 
 def _json_value(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Airflow (api-server, scheduler, dag-processor), the process kubelet, MLflow and the model server are started
 by one supervisor process, which watches them and stops them all; the programs that talk to it (`trainyard
-up`, `trainyard run`, a test) are its clients.
+up`, `trainyard run`, a test) are its clients. Pods may run on a Kubernetes cluster instead, see `external`.
 
     from trainyard.platform import Platform
 
@@ -18,7 +18,7 @@ running. A supervisor that was started by `running()` stops when its parent goes
 Rooms: `settings` (where things are) - `ports` - `keys` (secrets, mode 0600) - `airflow_config` - `services`
 (command lines, environments, probes) - `supervisor` (start, watch, restart, stop) - `leash` (ends the groups
 of a killed supervisor) - `host` (the supervisor as a process) - `state` (platform.json) - `preflight` -
-`airflow_api` - `progress`, `report`, `digits_view` (what `trainyard run` shows).
+`external` (pods on a cluster) - `airflow_api` - `progress`, `report`, `digits_view` (what `trainyard run` shows).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.job.errors import ConfigError, InfraError
+from trainyard.platform.external import check_cluster
 from trainyard.platform.host import EXIT_HELD, end_leftovers
 from trainyard.platform.keys import AIRFLOW_USER, make_keys
 from trainyard.platform.processes import identity, is_running
@@ -29,7 +30,7 @@ __all__ = ["Platform", "PlatformBusy", "PlatformFailed"]
 OnProgress = Callable[[Mapping[str, Any]], None]
 """Called with the state (platform.json) again and again while one waits."""
 
-START_SECONDS = 300.0
+START_SECONDS = 480.0
 STOP_SECONDS = 90.0
 _POLL_SECONDS = 0.1
 
@@ -82,7 +83,7 @@ class Platform:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where things are: "airflow", "mlflow", "model-rest", "kubelet", and "model-grpc" as host:port."""
+        """Where things are: "airflow", "mlflow", "model-rest", "model-grpc" as host:port, and "kubelet" if it runs."""
         return dict(self.state.get("urls", {}))
 
     @property
@@ -112,11 +113,14 @@ class Platform:
         An `attached` one ends with this process. One that is being started by `trainyard up` is waited for.
 
         Raises:
+            ClusterUnknown, ClusterRefused: the cluster that pods are to run on isn't there or doesn't answer.
             PlatformBusy: a run that is going on has the platform of this home for itself.
             PlatformFailed: a component didn't come up; everything that was started is stopped again.
         """
         started_here = not is_held(self.settings.lock_file)
         if started_here:
+            if self.settings.cluster:
+                check_cluster(self.settings.cluster, self.settings.namespace)
             self._spawn(attached=attached)
         try:
             return self._await(started_here, attached=attached, on_progress=on_progress)

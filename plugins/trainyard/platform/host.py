@@ -18,7 +18,7 @@ from typing import Any
 
 from trainyard.platform.airflow_config import airflow_options, write_airflow_config
 from trainyard.platform.keys import make_keys
-from trainyard.platform.ports import NoFreePort, Reservations, choose_ports
+from trainyard.platform.ports import HOST, NoFreePort, Reservations, choose_ports
 from trainyard.platform.processes import adopt_orphans, is_running, kill_all, tree
 from trainyard.platform.services import Service, platform_services, platform_urls
 from trainyard.platform.settings import Settings
@@ -56,7 +56,7 @@ class Host:
         self._owns_orphans = owns_orphans
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
-        self._reserved = Reservations()
+        self._reserved = Reservations(hosts=(HOST, settings.mlflow_host))
         self._state: dict[str, Any] = {
             "state": "starting",
             "attached": attached,
@@ -105,7 +105,10 @@ class Host:
         self._state |= {
             "ports": ports,
             "walked": {name: port.wanted for name, port in chosen.items() if port.wanted is not None},
-            "urls": platform_urls(ports),
+            "urls": platform_urls(ports, settings.cluster),
+            "cluster": {**settings.cluster.describe(), "namespace": settings.namespace}
+            if settings.cluster
+            else None,
         }
         services = self._make_services(settings, ports, migrate=not self._database_is_current())
         self._supervisor = Supervisor(

@@ -38,7 +38,14 @@ _STYLES: Mapping[JobState, str] = {
     JobState.CANCELLED: "bold red",
     JobState.RESTARTING: "bold yellow",
 }
-_SPINES = {"training": "green", "saving": "green", "evaluating": "green", "ended": "dim", "left": "dim"}
+_SPINES = {
+    "training": "green",
+    "running": "green",
+    "saving": "green",
+    "evaluating": "green",
+    "ended": "dim",
+    "left": "dim",
+}
 
 
 _COLUMNS: Sequence[tuple[str, Literal["left", "right"]]] = (

@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import psutil
 __all__ = ["HOST", "PREFERRED", "NoFreePort", "Port", "Reservations", "choose_ports", "is_free", "listens"]
 
 HOST = "127.0.0.1"
-"""The only address anything of the embedded platform listens on."""
+"""The only address anything of the embedded platform listens on, unless it is told another for MLflow."""
 
 PREFERRED: Mapping[str, int] = {
     "airflow": 8080,
@@ -41,13 +41,13 @@ class Port:
     wanted: int | None = None
 
 
-def is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+def is_free(port: int, host: str = HOST) -> bool:
+    """Whether a server could listen on this port of this machine's now; on loopback, if no `host` is given."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a port whose old connections are in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError:
             return False
         return True
@@ -57,16 +57,18 @@ class Reservations:
     """Ports that this user's platforms have chosen, whether anything listens on them yet or not.
 
     Two platforms that start at the same moment would both find 8080 free, seconds before either listens. Each
-    chosen port is locked in a folder that all checkouts of this user share; a lock ends with its process.
+    chosen port is locked in a folder that all checkouts of this user share; a lock ends with its process. A port is
+    free when it is on each of `hosts`.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, hosts: Sequence[str] = (HOST,)) -> None:
         self._folder = folder or Path(tempfile.gettempdir()) / f"trainyard-ports-{os.getuid()}"
+        self._hosts = tuple(dict.fromkeys(hosts))
         self._held: list[int] = []
 
     def take(self, port: int) -> bool:
         """Whether the port is free; if so, it is reserved from now on."""
-        if not is_free(port):
+        if not all(is_free(port, host) for host in self._hosts):
             return False
         self._folder.mkdir(mode=0o700, exist_ok=True)
         # O_NOFOLLOW: the folder for temporary files is everybody's.

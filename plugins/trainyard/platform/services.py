@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainyard.platform.external import ExternalCluster
 from trainyard.platform.ports import HOST
 from trainyard.platform.probes import Probe, airflow_component, all_of, file_written, http_ok
 from trainyard.platform.settings import Settings
@@ -22,7 +23,8 @@ class Service:
 
     `needs` are started and answering before it is started. `start_seconds` is its budget until `probe`
     answers. Stopping goes by `stop_wave`, lowest first; `grace` seconds after SIGTERM its group is killed.
-    `one_shot` is a step that must end with 0 before those that need it start.
+    `one_shot` is a step that must end with 0 before those that need it start. `umask` is its file mode mask, -1
+    this process's.
     """
 
     name: str
@@ -32,10 +34,11 @@ class Service:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     needs: tuple[str, ...] = ()
     url: str = ""
-    start_seconds: float = 120.0
+    start_seconds: float = 240.0
     stop_wave: int = 0
     grace: float = 10.0
     one_shot: bool = False
+    umask: int = -1
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -44,20 +47,28 @@ class Service:
             raise ValueError(f"{self.name!r} must either be one_shot or have a probe")
 
 
-def platform_urls(ports: Mapping[str, int]) -> dict[str, str]:
-    """Where people and clients find things, by name; "model-grpc" is host:port, as gRPC has it."""
-    return {
+def platform_urls(ports: Mapping[str, int], cluster: ExternalCluster | None = None) -> dict[str, str]:
+    """Where people and clients find things, by name; "model-grpc" is host:port, as gRPC has it.
+
+    With pods on a cluster, MLflow is where that says, "mlflow-for-pods" where they know it by another name, and
+    there is no "kubelet".
+    """
+    urls = {
         "airflow": f"http://{HOST}:{ports['airflow']}",
-        "mlflow": f"http://{HOST}:{ports['mlflow']}",
+        "mlflow": f"http://{cluster.mlflow_name if cluster else HOST}:{ports['mlflow']}",
         "model-rest": f"http://{HOST}:{ports['model-rest']}",
         "model-grpc": f"{HOST}:{ports['model-grpc']}",
-        "kubelet": f"http://{HOST}:{ports['kubelet']}",
     }
+    if cluster is None:
+        return urls | {"kubelet": f"http://{HOST}:{ports['kubelet']}"}
+    if cluster.mlflow_name_for_pods:
+        urls["mlflow-for-pods"] = f"http://{cluster.mlflow_name_for_pods}:{ports['mlflow']}"
+    return urls
 
 
 def client_environment(settings: Settings, urls: Mapping[str, str]) -> dict[str, str]:
     """The variables by which pipelines, pods and clients find this platform (nothing secret in it)."""
-    return {
+    told = {
         "TRAINYARD_HOME": str(settings.home),
         "TRAINYARD_STORAGE": str(settings.storage),
         "TRAINYARD_NAMESPACE": settings.namespace,
@@ -67,6 +78,17 @@ def client_environment(settings: Settings, urls: Mapping[str, str]) -> dict[str,
         "MLFLOW_TRACKING_URI": urls["mlflow"],
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
+    if settings.deferrable:
+        told["TRAINYARD_DEFERRABLE"] = "true"
+    if settings.store:
+        told["TRAINYARD_STORE"] = settings.store
+        if settings.store_patience:
+            told["TRAINYARD_STORE_PATIENCE"] = settings.store_patience
+    if settings.cluster:
+        told |= {**settings.cluster.pods, "TRAINYARD_KUBECONFIG": str(settings.cluster.kubeconfig)}
+    if "mlflow-for-pods" in urls:
+        told["TRAINYARD_MLFLOW_FOR_PODS"] = urls["mlflow-for-pods"]
+    return told
 
 
 _FOREIGN = ("AIRFLOW", "_AIRFLOW", "MLFLOW", "_MLFLOW", "TRAINYARD", "COVERAGE_", "PYTEST_")
@@ -98,15 +120,15 @@ def platform_services(
 
     What starts slowest is first in line for the two cores: the api-server bounds the whole.
     """
-    urls = platform_urls(ports)
+    urls = platform_urls(ports, settings.cluster)
     shared = base_environment(environ) | client_environment(settings, urls)
     services = (
         *_airflow(settings, urls["airflow"], shared, migrate=migrate),
-        _kubelet(settings, ports, shared),
+        *((_kubelet(settings, ports, shared),) if settings.cluster is None else ()),
         _mlflow(settings, ports, shared),
         _model_server(settings, ports, shared),
     )
-    return tuple(service for service in services if service.name not in settings.without)
+    return tuple(service for service in services if service.name not in settings.missing)
 
 
 # Airflow's own log servers would listen on every interface; the api-server reads the files themselves.
@@ -131,6 +153,8 @@ def _airflow(
     }
     task_environ = {**api_environ, "AIRFLOW_CONN_TRAINYARD_KUBERNETES": _kubernetes_connection(settings)}
     needs = ("airflow-db",) if migrate else ()
+    # What tasks write in the storage root, pods of that group go on with.
+    umask = 0o002 if settings.cluster and settings.cluster.fs_group is not None else -1
     services = [
         Service(
             name="api-server",
@@ -157,9 +181,9 @@ def _airflow(
                 needs=needs,
                 stop_wave=0,  # before the api-server and the kubelet, which tasks need to end in good order
                 grace=15.0,
+                umask=umask,
             )
             for name, flags in _WORKING.items()
-            if name != "triggerer" or settings.triggerer
         ),
     ]
     if migrate:
@@ -175,7 +199,7 @@ def _airflow(
 
 
 def _kubernetes_connection(settings: Settings) -> str:
-    """The Airflow connection `trainyard_kubernetes`: the process kubelet by its kubeconfig."""
+    """The Airflow connection `trainyard_kubernetes`: the cluster or the process kubelet, by its kubeconfig."""
     extra = {"kube_config_path": str(settings.kubeconfig), "namespace": settings.namespace}
     return json.dumps({"conn_type": "kubernetes", "extra": extra})
 
@@ -210,7 +234,16 @@ def _mlflow(settings: Settings, ports: Mapping[str, int], shared: Mapping[str, s
 
     The command `mlflow server` imports everything to start this very process, and waits: 3 CPU-s and 200 MB.
     """
-    url = platform_urls(ports)["mlflow"]
+    cluster = settings.cluster
+    url = platform_urls(ports, cluster)["mlflow"]
+    # It answers to names that it knows only, so that no web page reaches it under one of its own.
+    names = dict.fromkeys(
+        filter(
+            None,
+            ("localhost", HOST, *((cluster.mlflow_name, cluster.mlflow_name_for_pods) if cluster else ())),
+        )
+    )
+    allowed = ",".join(pattern for name in names for pattern in (name, f"{name}:*"))
     database = f"sqlite:///{settings.mlflow_home / 'mlflow.db'}"
     return Service(
         name="mlflow",
@@ -219,7 +252,7 @@ def _mlflow(settings: Settings, ports: Mapping[str, int], shared: Mapping[str, s
             sys.executable,
             "-m",
             "uvicorn",
-            f"--host={HOST}",
+            f"--host={settings.mlflow_host}",
             f"--port={ports['mlflow']}",
             "--workers=1",
             "mlflow.server.fastapi_app:app",
@@ -234,11 +267,22 @@ def _mlflow(settings: Settings, ports: Mapping[str, int], shared: Mapping[str, s
             "_MLFLOW_SGI_NAME": "uvicorn",
             # Job execution would add eight processes for features that are not used here.
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            **({"MLFLOW_SERVER_ALLOWED_HOSTS": allowed} if cluster else {}),
         },
         # The database is made and migrated at the first request that needs it.
         probe=http_ok(f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0", timeout=60),
         url=url,
         stop_wave=1,
+    )
+
+
+def _request_log(settings: Settings) -> tuple[str, ...]:
+    """Flags to log a share of the requests; none unless it is asked for, since they are users' data."""
+    if not settings.request_log_rate:
+        return ()
+    return (
+        f"--request_log_dir={settings.request_logs}",
+        f"--request_log_sample_rate={settings.request_log_rate}",
     )
 
 
@@ -254,6 +298,7 @@ def _model_server(settings: Settings, ports: Mapping[str, int], shared: Mapping[
             f"--rest_api_port={ports['model-rest']}",
             f"--model_config_file={settings.model_config}",
             f"--ready-file={settings.model_server_ready}",
+            *_request_log(settings),
         ),
         environ=shared,
         probe=file_written(settings.model_server_ready),

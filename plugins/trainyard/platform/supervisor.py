@@ -199,6 +199,7 @@ class Supervisor:
                     stderr=subprocess.STDOUT,
                     cwd=component.log_file.parent,
                     start_new_session=True,
+                    umask=service.umask,
                 )
             except OSError as error:
                 raise ComponentFailed(
