@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 from peers import make_tfx
+from records_bounds import bounds
 
 HERE = Path(__file__).resolve().parent
 DIGITS, JPEGS, DISTINCT = 60_000, 10_000, 64
@@ -229,7 +230,8 @@ def page(found: Mapping[str, Any], options: argparse.Namespace, versions: str) -
         "",
         "*encoder* reads, encodes and writes one file, which is what the peers' roads do. *prepare* does all that a",
         "dataset needs besides: it hashes the input, checks every row, splits by key, hashes what it writes, syncs it",
-        "to the disk and publishes a manifest.",
+        "to the disk and publishes a manifest. Every road writes new files, which are removed outside the measurement;",
+        "ours and the peers read by the same options.",
     ]
     for title, roads in TABLES.items():
         present = [road for road in roads if road in found]
@@ -246,6 +248,7 @@ def page(found: Mapping[str, Any], options: argparse.Namespace, versions: str) -
             lines.append(f"| {goal} | {wanted:g} | {rate(runs[0]) / rate(runs[1]):.2f} |")
         elif any(isinstance(r, str) for r in runs):
             lines.append(f"| {goal} | {wanted:g} | not measured |")
+    lines += bounds(found, median)
     raw = {
         road: [{key: round(value, 4) for key, value in run.items()} for run in runs]
         for road, runs in found.items()
