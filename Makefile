@@ -16,18 +16,18 @@ unexport VIRTUAL_ENV PYTHONHOME
 DAG ?= digits_retrain
 CONF ?=
 
-.PHONY: help install venv lock run up down status test test-one check format docs-check bench clean clean-venv
+.PHONY: help install venv lock run up down status test test-kubernetes test-one check format docs-check bench clean clean-venv
 
 help: ## list the verbs
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(RUN) ## make .venv with the pinned requirements
 venv: $(DEV) ## the same with what tests and checks need
 
-$(RUN): requirements.txt pyproject.toml scripts/install scripts/uv.txt trainers/records/native/encode.c
+$(RUN): requirements.txt pyproject.toml scripts/install scripts/uv.txt $(wildcard trainers/records/native/*.[ch])
 	@scripts/install "$(VENV)"
 
-$(DEV): requirements-dev.txt pyproject.toml scripts/install scripts/uv.txt trainers/records/native/encode.c
+$(DEV): requirements-dev.txt pyproject.toml scripts/install scripts/uv.txt $(wildcard trainers/records/native/*.[ch])
 	@scripts/install "$(VENV)" --dev
 
 lock: $(DEV) ## renew requirements.txt and requirements-dev.txt from the .in files
@@ -47,6 +47,9 @@ status: $(RUN) ## what runs, where, with how much memory
 
 test: $(DEV) ## run the whole test suite, with coverage
 	@scripts/test
+
+test-kubernetes: $(DEV) ## run the tests of pods on a cluster, the one that KUBECONFIG names
+	@scripts/test-kubernetes
 
 test-one: $(DEV) ## run some tests: make test-one T=tests/platform/test_ports.py
 	@$(BIN)/python -m pytest $(T)

@@ -94,7 +94,8 @@ def test_digits_retrain_has_the_promised_shape(dag_bag: Any) -> None:
         "ingest": (plain, "all_success", ["check_form"]),
         "prepare": ("RecordsOperator", "all_success", ["ingest"]),
         "train.plan": ("PlanOperator", "all_success", ["prepare"]),
-        "train.service": ("ServiceOperator", "all_success", ["train.plan"]),
+        "train.admit": ("AdmitOperator", "all_success", ["train.plan"]),
+        "train.service": ("ServiceOperator", "all_success", ["train.admit"]),
         "train.replica": ("MappedOperator", "all_success", ["train.plan", "train.service"]),
         "train.verdict": ("VerdictOperator", "all_done", ["train.replica"]),
         "train.cleanup": (
@@ -103,7 +104,7 @@ def test_digits_retrain_has_the_promised_shape(dag_bag: Any) -> None:
             ["train.service", "train.verdict"],
         ),
         "champion": (plain, "all_success", ["prepare"]),
-        "evaluate": (step, "all_success", ["champion", "prepare", "train.verdict"]),
+        "evaluate": ("EvaluateOperator", "all_success", ["champion", "prepare", "train.verdict"]),
         "gate": ("GateOperator", "all_success", ["evaluate"]),
         "not_released": (plain, "all_success", ["gate"]),
         "release.export": (step, "all_success", ["gate", "prepare", "train.verdict"]),
@@ -116,6 +117,7 @@ def test_digits_retrain_has_the_promised_shape(dag_bag: Any) -> None:
         "release.deploy": (plain, "all_success", ["release.publish"]),
         "release.verify": (plain, "all_success", ["release.deploy", "release.publish"]),
         "release.promote": ("PromoteOperator", "all_success", ["gate", "release.publish", "release.verify"]),
+        "release.prune": (plain, "all_success", ["release.promote"]),
     }
     assert dag.get_task("train.service").is_setup
     assert dag.get_task("train.cleanup").is_teardown
@@ -184,6 +186,8 @@ def test_only_steps_and_replicas_run_pods_and_tasks_have_links(dag_bag: Any) -> 
         "prepare": ["Records report"],
         "train.replica": ["MLflow run"],
         "train.verdict": ["MLflow run"],
+        "evaluate": ["Evaluation report"],
+        "gate": ["Evaluation report"],
         "release.register": ["MLflow run", "Model"],
         "release.promote": ["Model"],
     }
@@ -248,4 +252,4 @@ def test_the_plugin_file_is_all_that_airflow_loads() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     links = {link.name for link in module.TrainyardPlugin.operator_extra_links}
-    assert links == {"MLflow run", "Model", "Records report"}
+    assert links == {"MLflow run", "Model", "Records report", "Evaluation report", "Drift report"}

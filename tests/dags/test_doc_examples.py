@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,18 @@ def examples() -> Any:
 
 def test_they_load(examples: Any) -> None:
     assert examples.import_errors == {}
-    assert set(examples.dags) == {"wine_weekly", "wine_checked", "flights_on_new_records"}
+    assert set(examples.dags) == {
+        "wine_weekly",
+        "wine_checked",
+        "wine_approved",
+        "flights_on_new_records",
+        "digits_on_drift",
+        "score_flights",
+        "orders_by_spark",
+        "line_weekly",
+        "ddp_weekly",
+        "xgboost_weekly",
+    }
 
 
 def test_plain_tasks_stand_between_stages(examples: Any) -> None:
@@ -29,6 +43,27 @@ def test_plain_tasks_stand_between_stages(examples: Any) -> None:
     assert dag.get_task("enough").upstream_task_ids == {"prepare"}
     assert dag.get_task("train.plan").upstream_task_ids == {"enough"}
     assert dag.get_task("tell").upstream_task_ids == {"gate"}
+
+
+def test_a_person_stands_between_the_gate_and_the_release(examples: Any) -> None:
+    dag = examples.dags["wine_approved"]
+    assert dag.get_task("gate").downstream_task_ids == {"approve", "not_released"}
+    assert "release.export" in dag.get_task("approve").downstream_task_ids
+    slices = dag.get_task("evaluate").spec["slices"]
+    assert slices == ["cultivar", "alcohol[12.5,13.5]", "hue[q2]*proline[q2]"]
+
+
+def test_judging_by_hand() -> None:
+    run = [sys.executable, str(EXAMPLES / "judge.py")]
+    env = {**os.environ, "PYTHONPATH": str(EXAMPLES.parents[1])}
+    said = subprocess.run(run, capture_output=True, text=True, check=True, env=env).stdout
+    assert [line.split(" -> ")[1].split(":")[0] for line in said.splitlines()] == [
+        "fail",
+        "pass",
+        "pass",
+        "pass",
+        "unknown",
+    ]
 
 
 def test_the_row_check_hands_on_or_refuses(examples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +100,23 @@ def test_the_table_is_the_one_that_the_model_takes(
         table = pd.read_parquet(path)
         assert set(table.columns) == {*model.TYPICAL, "cultivar"}
         assert len(table) == 178
+
+
+def test_drift_starts_the_pipeline_that_there_is(examples: Any) -> None:
+    from trainyard import drift_asset
+
+    dag = examples.dags["digits_on_drift"]
+    assert list(dag.timetable.asset_condition.objects) == [drift_asset("digits")]
+    assert dag.get_task("retrain").trigger_dag_id == "digits_retrain"
+
+
+@pytest.mark.parametrize("name", ["line_weekly", "ddp_weekly", "xgboost_weekly"])
+def test_commands_of_ones_own_take_their_counts_from_the_form(examples: Any, name: str) -> None:
+    dag = examples.dags[name]
+    template = dag.get_task("train.plan").template
+    job = template.job({**dag.params.dump(), "workers": 7, "steps": 11}, manifest=None, output="/jobs/1")
+    assert [(role.kind.value, role.replicas) for role in job.roles] == [("chief", 1), ("worker", 7)]
+    assert job.args["steps"] == 11
+    words = job.roles[0].command
+    module = words[words.index("-m") + 1]
+    compile((EXAMPLES / f"{module}.py").read_text(), module, "exec")

@@ -174,6 +174,27 @@ def test_status_of_a_platform(home: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "up already" in capsys.readouterr().out
 
 
+def test_status_names_the_cluster_that_pods_run_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = {"server": "https://10.0.0.1:6443", "kubeconfig": "/etc/kubeconfig", "namespace": "team-a"}
+    state_of(home, cluster=cluster)
+    for command in (["status"], ["up"]):
+        assert cli.main(command) == 0
+        shown = capsys.readouterr().out
+        assert "pods     on https://10.0.0.1:6443, namespace team-a (kubeconfig /etc/kubeconfig)" in shown
+
+
+def test_a_cluster_that_is_not_there_is_told_before_anything_starts(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINYARD_KUBECONFIG", str(home / "none"))
+    assert cli.main(["up"]) == cli.EXIT_REFUSED
+    shown = capsys.readouterr()
+    assert f"trainyard: there is no kubeconfig {home / 'none'}" in shown.err
+    assert "what to do: set TRAINYARD_KUBECONFIG" in shown.err
+    assert "warning: TRAINYARD_STORAGE_CLAIM is not set" in shown.out
+    assert "warning: MLflow listens on loopback" in shown.out
+
+
 def test_status_of_a_failing_platform(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failure = {"title": "MLflow", "what": "died 6 times", "hint": "read its log"}
     state_of(home, "stopping", failure=failure)
@@ -219,7 +240,7 @@ def run_pipeline(tmp_path: Path, airflow: Any, **changes: Any) -> tuple[int, str
     console = Console(file=out, width=200, highlight=False)
     made = fake_platform(tmp_path, airflow)
     made.__dict__.update(changes)
-    arguments = argparse.Namespace(dag="d", conf={"steps": 5})
+    arguments = argparse.Namespace(dag="d", conf={"steps": 5}, override_reason="")
     return run_command._run_pipeline(made, arguments, console), out.getvalue()
 
 
@@ -296,7 +317,7 @@ def test_a_run_that_will_wait_is_told(tmp_path: Path) -> None:
     airflow = FAKES.FakeAirflow([("success", [])], dag={"max_active_runs": 1})
     airflow.others = [FAKES.run_of("running")]
     out = io.StringIO()
-    arguments = argparse.Namespace(dag="d", conf={})
+    arguments = argparse.Namespace(dag="d", conf={}, override_reason="")
     console = Console(file=out, width=200)
     assert run_command._run_pipeline(fake_platform(tmp_path, airflow), arguments, console, was_up=True) == 0
     assert "manual__1 is still going on: this run begins after it" in out.getvalue()
@@ -375,7 +396,7 @@ def test_rolling_back(
     shown = capsys.readouterr().out
     assert "digits version 1 is served instead of version 2" in shown
     assert "warning: no registry" in shown
-    assert asked["servers"] == ["g:1"]
+    assert list(asked["servers"]) == ["g:1"]
     assert asked["why"] == "worse in the field"
     assert asked["config"] == home / "storage" / "serving" / "models.config"
     assert models.NoSuchModel.code == "model.unknown"

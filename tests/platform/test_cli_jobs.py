@@ -26,6 +26,7 @@ from trainers.job.failures import Failure, FailureClass
 from trainers.job.observations import Evaluation, add_evaluation, add_warning
 from trainers.job.plan import Cluster, make_plan
 from trainers.job.record import Attempt, Heartbeat, JobRecord, JobState
+from trainers.job.replica_log import ReplicaLog
 from trainers.job.spec import Strategy, TrainingJob, standard_roles
 from trainers.job.times import Marks, note_export, time_split
 
@@ -282,3 +283,34 @@ def test_the_table_on_a_terminal_refreshes_and_ends_with_the_job(tmp_path: Path)
         watching.kill()
         watching.wait()
         os.close(leader)
+
+
+def test_logs_of_all_replicas_and_of_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = job(home / "storage", "d/run-1", strategy="parameter_server")
+    assert cli.main(["jobs", "logs", "run-1"]) == 0
+    assert "nothing was printed yet" in capsys.readouterr().out
+    now = [0.0]
+    for replica, text in (
+        ("ps-0", "up [0]"),
+        ("worker-1", "step 1"),
+        ("ps-0", "step 2"),
+        ("chief-0", "done"),
+    ):
+        now[0] += 1
+        ReplicaLog(record.folder, replica, now=lambda: now[0]).write(f"{text}\n".encode())
+    assert cli.main(["jobs", "logs", "run-1"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "[ps-0] up [0]",
+        "[worker-1] step 1",
+        "[ps-0] step 2",
+        "[chief-0] done",
+    ]
+    assert cli.main(["jobs", "logs", "run-1", "-r", "ps-0", "--tail", "1", "--timestamps"]) == 0
+    assert capsys.readouterr().out == "1970-01-01T00:00:03.000Z [ps-0] step 2\n"
+    assert cli.main(["jobs", "logs", "run-1", "-r", "ps-7"]) == cli.EXIT_REFUSED
+    assert "d/run-1 has no replica ps-7" in capsys.readouterr().err
+    later = threading.Timer(0.3, lambda: record.finish(JobState.SUCCEEDED, step=10))
+    later.start()
+    assert cli.main(["jobs", "logs", "run-1", "--follow", "-n", "0"]) == 0
+    later.join()
+    assert capsys.readouterr().out == ""

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from trainyard.platform.services import (
     platform_urls,
 )
 from trainyard.platform.settings import REPO, Settings
+from trainyard.settings import PipelineSettings
 
 PORTS = {"airflow": 8081, "kubelet": 6444, "mlflow": 5001, "model-grpc": 8600, "model-rest": 8601}
 
@@ -77,7 +79,26 @@ def test_variables_win(tmp_path: Path) -> None:
     ("environ", "message"),
     [
         ({"TRAINYARD_PARALLELISM": "many"}, "TRAINYARD_PARALLELISM must be a whole number, got 'many'"),
+        (
+            {"TRAINYARD_REQUEST_LOG_RATE": "all"},
+            "TRAINYARD_REQUEST_LOG_RATE must be a number from 0 to 1, got 'all'",
+        ),
+        ({"TRAINYARD_REQUEST_LOG_RATE": "2"}, "request_log_rate must be from 0 to 1, got 2.0"),
         ({"TRAINYARD_PARALLELISM": "0"}, "parallelism must be at least 1, got 0"),
+        ({"TRAINYARD_STORE": "ftp://a/b"}, "TRAINYARD_STORE must be s3://bucket/prefix or gs://"),
+        ({"TRAINYARD_STORE": "s3://key:word@a/b"}, "be a bucket and a prefix alone, got 'a URL with more"),
+        (
+            {"TRAINYARD_STORE": "s3://a/b", "TRAINYARD_STORE_PATIENCE": "long"},
+            "TRAINYARD_STORE_PATIENCE must be a number of seconds, got 'long'",
+        ),
+        (
+            {
+                "TRAINYARD_STORE": "s3://a/b",
+                "TRAINYARD_KUBECONFIG": "/a",
+                "TRAINYARD_STORAGE_CLAIM": "c",
+            },
+            "TRAINYARD_STORAGE_CLAIM must not be set beside TRAINYARD_STORE",
+        ),
         ({"TRAINYARD_TRIGGERER": "maybe"}, "TRAINYARD_TRIGGERER must be yes or no, got 'maybe'"),
         (
             {"TRAINYARD_WITHOUT": "airflow"},
@@ -233,6 +254,19 @@ def test_what_clients_are_told(settings: Settings) -> None:
     assert told["TRAINYARD_MODEL_CONFIG"] == str(settings.model_config)
 
 
+def test_an_object_store_is_told_to_tasks_and_pods(tmp_path: Path) -> None:
+    environ = {"TRAINYARD_STORE": "s3://yard/team-a", "TRAINYARD_STORE_PATIENCE": "30"}
+    settings = Settings.from_environment(environ, home=tmp_path)
+    assert Settings.from_json(settings.to_json()) == settings
+    told = client_environment(settings, platform_urls(PORTS))
+    assert {name: told[name] for name in environ} == environ
+    pods = PipelineSettings.from_environment(told)
+    assert (pods.store, pods.model_store) == ("s3://yard/team-a", "s3://yard/team-a")
+    assert {name: pods.environ[name] for name in environ} == environ
+    alone = client_environment(replace(settings, store_patience=""), platform_urls(PORTS))
+    assert "TRAINYARD_STORE_PATIENCE" not in alone
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -280,3 +314,17 @@ def test_services_of_this_installation_exist(settings: Settings) -> None:
     for service in platform_services(settings, PORTS, migrate=True):
         assert Path(service.command[0]).exists(), service.command[0]
     assert services_module.HOST == "127.0.0.1"
+
+
+def test_requests_are_logged_only_when_it_is_asked_for(settings: Settings) -> None:
+    import dataclasses
+
+    def command(chosen: Settings) -> tuple[str, ...]:
+        services = platform_services(chosen, PORTS, migrate=False)
+        return next(service.command for service in services if service.name == "model-server")
+
+    settings.make_folders()
+    assert not [flag for flag in command(settings) if "request_log" in flag]
+    logged = command(dataclasses.replace(settings, request_log_rate=0.25))
+    assert f"--request_log_dir={settings.storage / 'requests'}" in logged
+    assert "--request_log_sample_rate=0.25" in logged

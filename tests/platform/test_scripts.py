@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -215,3 +216,95 @@ def test_the_suites_exit_code_is_passed_on(tmp_path: Path) -> None:
         python.write_text(f'#!/bin/sh\ncase "$*" in {failing}) exit {code or 0} ;; esac\n')
         python.chmod(0o755)
         assert run(SCRIPTS / "test", PYTHON=str(python)).returncode == code
+
+
+def test_without_a_kubeconfig_the_way_to_a_cluster_is_told() -> None:
+    done = run("scripts/test-kubernetes", KUBECONFIG="")
+    assert done.returncode == 2
+    assert "KUBECONFIG names no cluster" in done.stderr
+    assert "kind create cluster --config deploy/kubernetes/kind.yaml" in done.stderr
+    assert (REPO / "deploy" / "kubernetes" / "kind.yaml").exists()
+
+
+def cluster_scripts(folder: Path, *, free_gib: int = 100, **bodies: str) -> dict[str, str]:
+    """Scripts of a cluster that only note that they were called, but for `bodies`; the variables that name them."""
+    df = folder / "bin" / "df"
+    df.parent.mkdir()
+    df.write_text(f"#!/bin/sh\nprintf 'a heading\\nfs 0 0 %s\\n' {free_gib * 1024**2}\n")
+    df.chmod(0o755)
+    for name in ("kube-up", "kube-down", "kube-image", "kube-node"):
+        script = folder / name
+        body = bodies.get(name.replace("-", "_"), "true")
+        script.write_text(f'#!/bin/sh\necho "{name} $*" >>{folder}/calls\n{body}\n')
+        script.chmod(0o755)
+    path = f"{df.parent}{os.pathsep}{os.environ['PATH']}"
+    return {
+        "KUBE_LOCAL": str(folder),
+        "KUBE_LOCAL_STATE": str(folder / "state"),
+        "PATH": path,
+        "PYTHON": "true",
+    }
+
+
+def calls(folder: Path) -> list[str]:
+    """What was called, in order; several images as one."""
+    lines = (folder / "calls").read_text().splitlines()
+    return [name for name, _ in itertools.groupby(line.split(" ")[0] for line in lines)]
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="kube-up wants root")
+
+
+@needs_root
+def test_ci_says_why_there_is_no_cluster(tmp_path: Path) -> None:
+    environ = cluster_scripts(tmp_path, kube_up="echo no control groups; exit 1")
+    done = run("scripts/ci-kubernetes", **environ)
+    assert done.returncode == 0
+    assert "no control groups" in done.stdout
+    assert "tests/kubernetes did not run: the cluster did not come up" in done.stdout
+    assert calls(tmp_path) == ["kube-down", "kube-image", "kube-up", "kube-down"]
+
+
+@needs_root
+def test_ci_begins_nothing_that_the_disk_cannot_hold(tmp_path: Path) -> None:
+    done = run("scripts/ci-kubernetes", **cluster_scripts(tmp_path, free_gib=3))
+    assert done.returncode == 0
+    assert "tests/kubernetes did not run: 3 GiB of disk are free" in done.stdout
+    assert not (tmp_path / "calls").exists()
+
+
+@needs_root
+def test_ci_is_red_when_our_image_cannot_be_built(tmp_path: Path) -> None:
+    environ = cluster_scripts(tmp_path, kube_image="echo no such package; exit 3")
+    done = run("scripts/ci-kubernetes", **environ)
+    assert done.returncode == 1
+    assert "no such package" in done.stdout
+    assert calls(tmp_path) == ["kube-down", "kube-image"], "no cluster was started for nothing"
+
+
+@needs_root
+@pytest.mark.parametrize(("python", "code"), [("true", 0), ("false", 1)])
+def test_ci_s_code_is_the_tests_and_the_cluster_goes(tmp_path: Path, python: str, code: int) -> None:
+    environ = cluster_scripts(tmp_path)
+    kubectl = tmp_path / "state" / "bin" / "kubectl"
+    kubectl.parent.mkdir(parents=True)
+    kubectl.symlink_to("/bin/true")
+    done = run("scripts/ci-kubernetes", **{**environ, "PYTHON": python})
+    assert done.returncode == code, done.stdout + done.stderr
+    assert calls(tmp_path) == ["kube-down", "kube-image", "kube-up", "kube-down"]
+
+
+@needs_root
+def test_ci_leaves_a_cluster_up_that_was(tmp_path: Path) -> None:
+    environ = cluster_scripts(tmp_path)
+    kubectl = tmp_path / "state" / "bin" / "kubectl"
+    kubectl.parent.mkdir(parents=True)
+    kubectl.symlink_to("/bin/true")
+    (tmp_path / "state" / "admin.conf").write_text("a kubeconfig")
+    done = run("scripts/ci-kubernetes", **environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a cluster is up already" in done.stdout
+    assert calls(tmp_path) == ["kube-image"], "nothing was taken down"
+    built = (tmp_path / "calls").read_text()
+    assert "kube-image build -t trainyard-trainer:ci" in built
+    assert "kube-image forget trainyard-trainer:ci" in built
