@@ -14,9 +14,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from trainers.job.ports import free_ports
+from trainers.storage.objects import ObjectStore
 
 SECRET = "not-for-any-log-0123456789"
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 class Door:
@@ -113,10 +117,27 @@ def _wait_for_moto(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
             return
 
 
-def credentials(port: int, *, secret: str = SECRET) -> dict[str, str]:
+@contextlib.contextmanager
+def empty_store(folder: Path, *, host: str = "127.0.0.1") -> Iterator[ObjectStore]:
+    """An empty place on a server of its own, which programs find by the environment; its keys are in a file alone."""
+    with running_moto(folder, host=host) as port, pytest.MonkeyPatch.context() as patched:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patched.delenv(name)
+        known = credentials(port, host=host)
+        keys = {name: known.pop(name) for name in KEYS}
+        for name, value in known.items():
+            patched.setenv(name, value)
+        file = folder / "credentials"
+        file.touch(mode=0o600)
+        file.write_text("\n".join(["[default]", *(f"{name.lower()} = {key}" for name, key in keys.items())]))
+        patched.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        yield ObjectStore(make_bucket())
+
+
+def credentials(port: int, *, host: str = "127.0.0.1", secret: str = SECRET) -> dict[str, str]:
     """The environment of who may use the server at a port, without a look for other credentials."""
     return {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "tests",
         "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_DEFAULT_REGION": "us-east-1",

@@ -14,11 +14,10 @@ from trainyard.platform.external import ExternalCluster
 from tests.kubernetes.pod_watch import PodWatch
 from tests.kubernetes.real_cluster import Cluster, Tenant
 from tests.pipeline_runs import runner
-from tests.s3_server import SECRET, credentials, make_bucket, running_moto
+from tests.s3_server import KEYS, SECRET, credentials, empty_store
 from trainers.storage.objects import ObjectStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +28,11 @@ def store(namespace: Tenant, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pytest.skip(
             "TRAINYARD_TEST_HOST names no address of this machine that pods reach: they find no store"
         )
-    folder = tmp_path_factory.mktemp("moto")
-    with running_moto(folder, host=host) as port, pytest.MonkeyPatch.context() as patched:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patched.delenv(name)
-        known = credentials(port) | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
-        for name in set(known) - set(KEYS):
-            patched.setenv(name, known[name])
-        file = folder / "credentials"
-        file.touch(mode=0o600)
-        file.write_text("\n".join(["[default]", *(f"{name.lower()} = {known[name]}" for name in KEYS)]))
-        patched.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-        secret = {"metadata": {"name": "s3-keys"}, "stringData": {name: known[name] for name in KEYS}}
+    with empty_store(tmp_path_factory.mktemp("moto"), host=host) as found:
+        keys = {name: value for name, value in credentials(0).items() if name in KEYS}
+        secret = {"metadata": {"name": "s3-keys"}, "stringData": keys}
         namespace.api.create_namespaced_secret(namespace.name, secret)
-        yield ObjectStore(make_bucket())
+        yield found
         namespace.api.delete_namespaced_secret("s3-keys", namespace.name)
 
 

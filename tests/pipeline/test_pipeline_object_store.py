@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,20 @@ from trainyard.platform import Platform, Settings
 from serving.client import PredictClient
 from serving.release.promotions import PromotionLog
 from tests.pipeline_runs import Run, runner
-from tests.s3_server import SECRET, credentials, make_bucket, running_moto
+from tests.s3_server import SECRET, empty_store
 from trainers.storage.objects import ObjectStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 200
 FORM = {"steps": STEPS, "workers": 1, "ps": 1, "min_accuracy": 0.5, "max_drop": 0.5}
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """An empty place in a store that programs find by the environment, and whose keys are in a file."""
-    folder = tmp_path_factory.mktemp("moto")
-    with running_moto(folder) as port, pytest.MonkeyPatch.context() as patched:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patched.delenv(name)
-        for name, value in credentials(port).items():
-            if name not in KEYS:
-                patched.setenv(name, value)
-        file = folder / "credentials"
-        file.write_text(f"[default]\naws_access_key_id = tests\naws_secret_access_key = {SECRET}\n")
-        file.chmod(0o600)
-        patched.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-        yield ObjectStore(make_bucket())
+    with empty_store(tmp_path_factory.mktemp("moto")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,16 @@ from collections.abc import Callable, Collection
 
 import psutil
 
+from trainyard.kubelet.processes import with_descendants
+
 __all__ = ["MemoryWatcher", "resident"]
 
 log = logging.getLogger(__name__)
 
 _MEASURE_EVERY = 0.2  # seconds
 _TREE_EVERY = 1.0  # finding all descendants reads every process of the machine
-_REST = (
-    10.0  # times as long as a round took, before the next: a thousand containers get a tenth of a core, too
-)
+# Times as long as a round took, before the next: a thousand containers get a tenth of a core, too.
+_REST = 10.0
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 
 
@@ -102,12 +103,7 @@ def _trees(pids: Collection[int]) -> dict[int, list[psutil.Process]]:
         except _GONE:
             continue
         known[process.pid] = process
-    found: dict[int, list[psutil.Process]] = {}
-    for pid in pids:
-        tree = found[pid] = [known[pid]] if pid in known else []
-        for process in tree:  # grows meanwhile
-            tree += children[process.pid]
-    return found
+    return {pid: with_descendants([known[pid]], children) if pid in known else [] for pid in pids}
 
 
 def resident(processes: list[psutil.Process], limit: int) -> int:

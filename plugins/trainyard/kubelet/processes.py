@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -31,6 +31,7 @@ __all__ = [
     "end_all",
     "find",
     "signal_group",
+    "with_descendants",
 ]
 
 MARK = "TRAINYARD_CONTAINER_ID"
@@ -148,12 +149,24 @@ def find(mark: str, leader: int | None = None) -> list[psutil.Process]:
         if seen.session == leader or seen.mark == mark or seen.mark.startswith(f"{mark}/"):
             chosen[seen.process.pid] = seen.process
     chosen.pop(os.getpid(), None)
-    line = list(chosen.values())
+    found = with_descendants(chosen.values(), children)
+    return [process for process in found if process.pid != os.getpid() and _lives(process)]
+
+
+def with_descendants(
+    roots: Iterable[psutil.Process], children: Mapping[int, Sequence[psutil.Process]]
+) -> list[psutil.Process]:
+    """These processes and all that descend from them, each once; `children` are those of a process id.
+
+    Ids are read one by one while others are given away, so what was seen need not be a tree.
+    """
+    line = list(roots)
+    chosen = {process.pid for process in line}
     for process in line:  # grows meanwhile
-        more = [child for child in children[process.pid] if child.pid not in chosen]
-        chosen.update({child.pid: child for child in more})
+        more = [child for child in children.get(process.pid, ()) if child.pid not in chosen]
+        chosen.update(child.pid for child in more)
         line += more
-    return [process for process in chosen.values() if process.pid != os.getpid() and _lives(process)]
+    return line
 
 
 def end_all(

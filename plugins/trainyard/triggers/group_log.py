@@ -8,11 +8,12 @@ that one has written into the task's log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainers.job.replica_log import LogTail
-from trainyard.triggers.pod_log import BATCH, Fresh, Place, lines_out, pauses, until
+from trainyard.triggers.follow import Row, Tell, follow_files
+from trainyard.triggers.pod_log import Fresh, Place, lines_out
 
 __all__ = ["GroupLog"]
 
@@ -27,7 +28,7 @@ class GroupLog:
         *,
         since: str = "",
         places: Mapping[str, Place] | None = None,
-        tell: Callable[[str, str], None] | None = None,
+        tell: Tell | None = None,
     ) -> None:
         known = places or {}
         self._tails = {name: LogTail(folder, name) for name in replicas}
@@ -36,25 +37,11 @@ class GroupLog:
 
     async def follow(self, ended: asyncio.Event) -> None:
         """Tell lines as they come, until the group has `ended` and all that was written is told."""
-        waits = pauses()
-        rows = await asyncio.to_thread(self._read, first=True)
-        while True:
-            for number, (stamp, text) in enumerate(rows, 1):
-                self._tell(stamp, text)
-                if number % BATCH == 0:
-                    await asyncio.sleep(0)
-            if rows:
-                waits = pauses()
-            over = ended.is_set()  # asked first: what was written before the end is read after it
-            if not over:
-                await until(ended, next(waits))
-            rows = await asyncio.to_thread(self._read)
-            if over and not rows:
-                return
+        await follow_files(self._read, self._tell, ended)
 
-    def _read(self, *, first: bool = False) -> list[tuple[str, str]]:
+    def _read(self, first: bool) -> list[Row]:
         """What is new of all, in order of time; one replica's files after the other, which may be large at first."""
-        rows: list[tuple[str, str]] = []
+        rows: list[Row] = []
         for name, tail in self._tails.items():
             lines = ((stamp, text) for stamp, _, text in (tail.old() if first else tail.new()))
             rows += [(stamp, f"[{name}] {text}") for stamp, text in self._fresh[name].of(lines)]

@@ -13,7 +13,6 @@ killed finds the place in what that one has written into the task's log; the wor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,9 +23,9 @@ import structlog
 
 from trainers.job.replica_log import LogTail
 from trainyard.triggers.cluster_api import ApiRefused, Cluster, passes
+from trainyard.triggers.follow import Row, Tell, follow_files, tell_all, until
 
 __all__ = [
-    "BATCH",
     "Fresh",
     "Place",
     "PodLog",
@@ -34,14 +33,9 @@ __all__ = [
     "earlier_places",
     "lines_out",
     "log_of_task",
-    "pauses",
-    "until",
 ]
 
 LOGGER = "trainyard.pod"
-_FILE_SECONDS = (0.5, 4.0)  # between looks at a replica's file: while lines come, and at most
-BATCH = 200
-"""Lines between two looks at what else the triggerer has to do."""
 _TAIL_BYTES = 1 << 20
 _PAUSES = (0.5, 10.0)
 
@@ -75,7 +69,7 @@ class PodLog:
         job: str = "",
         replica: str = "",
         place: Place | None = None,
-        tell: Callable[[str, str], None] | None = None,
+        tell: Tell | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cluster = cluster
@@ -103,17 +97,13 @@ class PodLog:
     async def _follow_file(self, tail: LogTail, started: str, ended: asyncio.Event) -> bool:
         """Whether there was anything."""
         fresh = Fresh(self.place, not_before=started[:19])  # whole seconds, as a pod's status has them
-        waits = pauses()
-        lines = await asyncio.to_thread(lambda: list(tail.old()))
-        while True:
-            if await self._tell_lines(fresh.of((stamp, text) for stamp, _, text in lines)):
-                waits = pauses()
-            over = ended.is_set()  # asked first: what was written before the end is read after it
-            if not over:
-                await until(ended, next(waits))
-            lines = await asyncio.to_thread(tail.new)
-            if over and not lines:
-                return bool(self.place.stamp)
+
+        def read(first: bool) -> list[Row]:
+            lines = tail.old() if first else tail.new()
+            return list(fresh.of((stamp, text) for stamp, _, text in lines))
+
+        await follow_files(read, self._tell_line, ended)
+        return bool(self.place.stamp)
 
     # ---- the container's log
 
@@ -165,22 +155,16 @@ class PodLog:
                         self._tell(
                             rows[0][0], "(lines before this one are missing: the kubelet has put them aside)"
                         )
-                    await self._tell_lines(fresh.of(rows))
+                    await tell_all(fresh.of(rows), self._tell_line)
             finally:
                 over.cancel()
 
     # ---- both
 
-    async def _tell_lines(self, lines: Iterable[tuple[str, str]]) -> int:
-        number = 0
-        for stamp, text in lines:
-            self.place = self.place.after(stamp)
-            if text:
-                self._tell(stamp, text)
-            number += 1
-            if number % BATCH == 0:
-                await asyncio.sleep(0)
-        return number
+    def _tell_line(self, stamp: str, text: str) -> None:
+        self.place = self.place.after(stamp)
+        if text:
+            self._tell(stamp, text)
 
     def _to_task(self, stamp: str, text: str) -> None:
         lines_out.info(f"[{self.container}] {text}", timestamp=stamp)
@@ -194,7 +178,7 @@ class Fresh:
         self._not_before = not_before
         self._passed = False
 
-    def of(self, lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    def of(self, lines: Iterable[Row]) -> Iterator[Row]:
         """Those of `lines` that are new."""
         for row in lines:
             self._passed = self._passed or self._is_new(row[0])
@@ -214,23 +198,9 @@ class Fresh:
         return True
 
 
-def _parted(line: bytes) -> tuple[str, str]:
+def _parted(line: bytes) -> Row:
     stamp, _, text = line.decode(errors="backslashreplace").partition(" ")
     return stamp, text
-
-
-def pauses() -> Iterator[float]:
-    """Seconds between looks at a file: short while lines come, then longer."""
-    pause, longest = _FILE_SECONDS
-    while True:
-        yield pause
-        pause = min(pause * 1.5, longest)
-
-
-async def until(event: asyncio.Event, seconds: float) -> None:
-    """Sleep, but not beyond the event."""
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
 
 
 def log_of_task(ti: Any) -> Path:
