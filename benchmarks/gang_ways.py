@@ -246,8 +246,9 @@ class AirflowWay:
         while not over():
             time.sleep(0.5)
         # After the run nobody else deletes pods; a failed run of plain operators leaves them.
-        if airflow.run(self._dag, run).state != "success":
-            raise SystemExit(f"run {run} of {self._dag} ended as {airflow.run(self._dag, run).state}")
+        state = airflow.run(self._dag, run).state
+        if state != "success":
+            raise SystemExit(f"run {run} of {self._dag} ended as {state}")
         wait_for(observer.gone, observer)
         ended = time.time()
         counted.end(CALLS_ENDING)

@@ -121,8 +121,7 @@ def test_a_follower_that_leaves_does_not_stay_on_the_server(cluster, core, name)
 
 def test_a_silent_follower_stays_where_there_are_many_descriptors(cluster, core, name):
     """As with hundreds of pods, which have several each: none of them is out of range."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert most == resource.RLIM_INFINITY or most >= 4096, (
         "this machine allows too few open files for the test"
     )

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.execution_time.context import OutletEventAccessors
-from trainyard import prepare, prepare_spans, records_asset
+from trainyard import batch_score, evaluate, monitor, prepare, prepare_spans, records_asset, release
 from trainyard.failing import StepFailed
 from trainyard.operators.records import PLAN_KEY, RecordsOperator, RecordsPlanOperator
 from trainyard.records_page import report_path, report_url
 
+from trainers.job.errors import InvalidSpec
 from trainers.records.manifest import Manifest
 
 
@@ -159,6 +160,47 @@ def test_the_shapes_of_the_groups() -> None:
     assert dag.get_task("many.publish").trigger_rule == "none_failed"
     for name in ("many.encode", "spans.encode"):
         assert dag.get_task(name).retries == 10
+
+
+def test_what_groups_are_told_of_pods_reaches_each_of_their_pods(tmp_path: Path) -> None:
+    reader = {"spec": {"serviceAccountName": "reader"}}
+    template = tmp_path / "pod.yaml"
+    template.write_text("kind: Pod\nspec: {priorityClassName: batch}\n")
+    with DAG("pipeline", default_args={"pod": {"spec": {"serviceAccountName": "all"}}}) as dag:
+        told = prepare("storage://raw", name="told", task_id="told", pod=reader)
+        prepare("storage://raw", name="many", slices=2, task_id="many", pod=str(template))
+        prepare_spans([{"span": "1", "source": "x"}], name="spans", task_id="spans", pod=reader)
+        prepare("storage://raw", name="untold", task_id="untold")
+        scored = batch_score(told, name="model", pod=reader)
+        evaluation = evaluate(scored, told, name="model", pod=reader)
+        release(scored, told, evaluation, scored, name="model", pod=reader)
+        monitor("model", pod=reader)
+
+    def overlay(task: Any) -> Any:
+        return task.partial_kwargs["pod"] if task.is_mapped else task.pod_overlay
+
+    found = {
+        task.task_id: overlay(task) for task in dag.tasks if hasattr(task, "pod_resources") or task.is_mapped
+    }
+    batch = {"spec": {"priorityClassName": "batch"}}
+    assert found == {
+        "told": reader,
+        "many.plan": batch,
+        "many.encode": str(template),
+        "many.publish": batch,
+        "spans.encode": reader,
+        "spans.window": reader,
+        "untold": {"spec": {"serviceAccountName": "all"}},
+        "batch_score.plan": reader,
+        "batch_score.score": reader,
+        "batch_score.publish": reader,
+        "evaluate": reader,
+        "release.export": reader,
+        "release.register": reader,
+        "monitor": reader,
+    }
+    with DAG("refused"), pytest.raises(InvalidSpec, match=r"pod.spec.containers\[base\].image"):
+        prepare("storage://raw", name="one", pod={"spec": {"containers": [{"name": "base", "image": "x"}]}})
 
 
 def test_spans_are_planned_by_name_and_make_a_window(

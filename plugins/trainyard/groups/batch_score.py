@@ -9,7 +9,8 @@ from airflow.sdk import TaskGroup, TriggerRule, task
 from airflow.sdk.definitions.xcom_arg import PlainXComArg
 
 from trainers.job.spec import Resources
-from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass, explained
+from trainyard.failing import RetryByClass, explained
+from trainyard.groups.steps import MAPPED, for_pods
 from trainyard.operators.records import PLAN_KEY, RecordsOperator, ScorePlanOperator
 from trainyard.operators.step import StepOperator
 from trainyard.settings import PipelineSettings
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.xcom_arg import XComArg
 
 __all__ = ["batch_score"]
-
-# The scheduler reads a mapped task's retries here: what an operator sets when it is made is too late.
-_MAPPED: Mapping[str, Any] = {
-    "map_index_template": "{{ task.part }}",
-    "retries": RETRIES,
-    "retry_policy": RetryByClass(),
-    "retry_delay": RETRY_DELAY,
-}
 
 
 @task(task_id="version", multiple_outputs=True, retries=3, retry_policy=RetryByClass())
@@ -59,6 +52,7 @@ def batch_score(
     prefix: str = "",
     quarantine_threshold: float = 0.01,
     resources: Resources | None = None,
+    pod: Mapping[str, Any] | str | None = None,
     group_id: str = "batch_score",
 ) -> XComArg:
     """Score rows with a released version as a task group: {"manifest", "digest", "rows", "quarantined", ...}.
@@ -70,7 +64,8 @@ def batch_score(
     Parquet files appear in `output` ("storage://scores/NAME") under a folder of this version and source: the
     file and number of each row, `columns` of the source, the answers, and the version. `slices` pods score at once,
     each its share of the `shards` parts. A row that can't be scored goes to quarantine.parquet with the reason; above
-    `quarantine_threshold` of them it fails with class DATA. The same again does nothing.
+    `quarantine_threshold` of them it fails with class DATA. The same again does nothing. `resources` and `pod` are
+    for each of its pods, as of `prepare`.
     """
     place = source if isinstance(source, str) else source["manifest"] if _is_prepared(source) else source
     with TaskGroup(group_id):
@@ -92,16 +87,16 @@ def batch_score(
                 "prefix": prefix,
                 "quarantine_threshold": quarantine_threshold,
             },
-            pod_resources=resources,
+            **for_pods(resources, pod),
         )
         score = RecordsOperator.partial(
-            task_id="score", module="trainers.score", pod_resources=resources, **_MAPPED
+            task_id="score", module="trainers.score", **for_pods(resources, pod), **MAPPED
         ).expand_kwargs(plan.output)
         publish = StepOperator(
             task_id="publish",
             module="trainers.score",
             spec={"step": "publish", "plan": PlainXComArg(plan, key=PLAN_KEY)},
-            pod_resources=resources,
+            **for_pods(resources, pod),
             # Without a slice to score, all being there already, the mapped task is skipped.
             trigger_rule=TriggerRule.NONE_FAILED,
         )

@@ -9,12 +9,13 @@ from airflow.sdk import task
 from trainers.evaluation.slices import texts
 from trainers.job.spec import Resources
 from trainyard.failing import RetryByClass, explained
+from trainyard.groups.steps import for_pods
 from trainyard.operators.evaluate import EvaluateOperator
 from trainyard.settings import PipelineSettings
 from trainyard.trigger_form import FromForm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow.sdk.definitions.xcom_arg import XComArg
 
@@ -42,6 +43,7 @@ def evaluate(
     slices: Sequence[str | SliceSpec] | None = None,
     slice_min_examples: int | None = None,
     resources: Resources | None = None,
+    pod: Mapping[str, Any] | str | None = None,
     task_id: str = "evaluate",
 ) -> XComArg:
     """The metrics of a trained model: {"metrics", "examples", "champion", "evaluation", "report"}.
@@ -50,7 +52,7 @@ def evaluate(
     evaluated on the same held-out records, so that the two can be compared. `slices` are parts of the records
     that are looked at by themselves: "carrier", Bins("distance", [500, 1000]), Cross("carrier", "origin"), see
     trainers.evaluation.slices. `min_examples` marks evaluations, `slice_min_examples` slices that are too small to
-    judge. The form says what is not given.
+    judge. The form says what is not given. `resources` and `pod` are for its pod, as of `prepare`.
     """
     champion = _champion.override(task_id="champion" if task_id == "evaluate" else f"champion_{task_id}")(
         name
@@ -71,6 +73,6 @@ def evaluate(
                 FromForm("slice_min_examples") if slice_min_examples is None else slice_min_examples
             ),
         },
-        pod_resources=resources,
+        **for_pods(resources, pod),
     )
     return step.output

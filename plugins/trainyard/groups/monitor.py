@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainers.job.spec import Resources
+from trainyard.groups.steps import for_pods
 from trainyard.operators.monitor import MonitorOperator
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def monitor(
     keep_days: float = 0,
     dry_run: bool = False,
     resources: Resources | None = None,
+    pod: Mapping[str, Any] | str | None = None,
     task_id: str = "monitor",
 ) -> XComArg:
     """Compare a model's logged requests with its training data: {"verdict", "alarm", "drifted", "version", ...}.
@@ -35,7 +37,8 @@ def monitor(
     held-out ones; below `min_rows` the verdict is unknown. `thresholds` is {measure: {"warn", "fail"}}, or {feature:
     {measure: ...}} for one feature. A measure above its limit of `alarm`, "warn" or "fail", is drift: then the asset
     `drift_asset(name)` has an event, and again only when more has drifted or after `quiet_hours`. Log files that
-    were counted are removed after `keep_days` (0: never); `dry_run` only says which.
+    were counted are removed after `keep_days` (0: never); `dry_run` only says which. `resources` and `pod` are for
+    its pod, as of `prepare`.
     """
     return MonitorOperator(
         task_id=task_id,
@@ -55,5 +58,5 @@ def monitor(
             "dry_run": dry_run,
             "run": "{{ run_id }}",
         },
-        pod_resources=resources,
+        **for_pods(resources, pod),
     ).output

@@ -11,21 +11,14 @@ from airflow.sdk.definitions.xcom_arg import PlainXComArg
 from trainers.job.errors import ConfigError
 from trainers.job.spec import Resources
 from trainyard.assets import records_asset
-from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass, explained
+from trainyard.failing import RetryByClass, explained
+from trainyard.groups.steps import MAPPED, for_pods
 from trainyard.operators.records import PLAN_KEY, RecordsOperator, RecordsPlanOperator
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.xcom_arg import XComArg
 
 __all__ = ["announced_records", "prepare", "prepare_spans"]
-
-# The scheduler reads a mapped task's retries here: what an operator sets when it is made is too late.
-_MAPPED: Mapping[str, Any] = {
-    "map_index_template": "{{ task.part }}",
-    "retries": RETRIES,
-    "retry_policy": RetryByClass(),
-    "retry_delay": RETRY_DELAY,
-}
 
 
 def prepare(
@@ -38,6 +31,7 @@ def prepare(
     shards: int = 2,
     slices: int = 1,
     resources: Resources | None = None,
+    pod: Mapping[str, Any] | str | None = None,
     task_id: str = "prepare",
     **options: Any,
 ) -> XComArg:
@@ -50,7 +44,8 @@ def prepare(
     of that span and the two before it.
 
     One task does it all. With `slices` above 1 it is a task group: a plan, that many mapped tasks which each
-    encode their share of the files and row groups, and one that publishes. The records are the same.
+    encode their share of the files and row groups, and one that publishes. The records are the same. `resources`
+    is what each of its pods asks for; `pod`, a part of a Pod manifest or a file of one, is laid over each.
 
     Something new is announced as an event of `records_asset(name)`.
     """
@@ -67,20 +62,20 @@ def prepare(
     }
     if slices == 1:
         return RecordsOperator(
-            task_id=task_id, announces=name, spec={**spec, **window}, pod_resources=resources
+            task_id=task_id, announces=name, spec={**spec, **window}, **for_pods(resources, pod)
         ).output
     with TaskGroup(task_id):
         plan = RecordsPlanOperator(
-            task_id="plan", spec={"step": "plan", "slices": slices, **spec}, pod_resources=resources
+            task_id="plan", spec={"step": "plan", "slices": slices, **spec}, **for_pods(resources, pod)
         )
         encode = RecordsOperator.partial(
-            task_id="encode", module="trainers.records", pod_resources=resources, **_MAPPED
+            task_id="encode", module="trainers.records", **for_pods(resources, pod), **MAPPED
         ).expand_kwargs(plan.output)
         publish = RecordsOperator(
             task_id="publish",
             announces=name,
             spec={"step": "publish", "plan": PlainXComArg(plan, key=PLAN_KEY), **window},
-            pod_resources=resources,
+            **for_pods(resources, pod),
             # Without a slice to encode, the dataset being there already, the mapped task is skipped.
             trigger_rule=TriggerRule.NONE_FAILED,
         )
@@ -112,6 +107,7 @@ def prepare_spans(
     shards: int = 2,
     held_out: str = "all",
     resources: Resources | None = None,
+    pod: Mapping[str, Any] | str | None = None,
     task_id: str = "prepare",
     **options: Any,
 ) -> XComArg:
@@ -134,7 +130,7 @@ def prepare_spans(
     with TaskGroup(task_id):
         plan = _plan_spans(parts, spec)
         encode = RecordsOperator.partial(
-            task_id="encode", module="trainers.records", pod_resources=resources, **_MAPPED
+            task_id="encode", module="trainers.records", **for_pods(resources, pod), **MAPPED
         ).expand_kwargs(plan)
         window = RecordsOperator(
             task_id="window",
@@ -145,7 +141,7 @@ def prepare_spans(
                 "spans": plan.map(_span_of),
                 "held_out": held_out,
             },
-            pod_resources=resources,
+            **for_pods(resources, pod),
         )
         encode >> window
     return window.output

@@ -8,6 +8,7 @@ from airflow.sdk import TaskGroup, task
 
 from trainers.job.spec import Resources
 from trainyard.failing import RetryByClass, explained
+from trainyard.groups.steps import for_pods
 from trainyard.operators.canary import CanarySensor
 from trainyard.operators.release import (
     PromoteOperator,
@@ -22,6 +23,8 @@ from trainyard.shared_files import bring
 from trainyard.trigger_form import FromForm, Under
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow.sdk.definitions.xcom_arg import XComArg
 
     from serving.release.canary import Canary
@@ -109,6 +112,7 @@ def release(
     name: str,
     deadline_s: float = 120.0,
     resources: Resources | None = None,
+    pod: Mapping[str, Any] | str | None = None,
     group_id: str = "release",
     canary: Canary | None = None,
     keep: int | None = None,
@@ -119,7 +123,8 @@ def release(
     "version", "previous", ...}. Each task may run again without harm; what fails before `promote` leaves the
     champion serving. `deadline_s` is how long the servers may take to load the version.
     `canary` tries it on a share of the requests before `promote`, and takes it back by itself
-    (`trainyard.Canary`). `keep` is how many versions stay; without it the form says.
+    (`trainyard.Canary`). `keep` is how many versions stay; without it the form says. `resources` and `pod` are for
+    the pods of export and register, as of `prepare`.
     """
     manifest = records if isinstance(records, str) else records["manifest"]
     with TaskGroup(group_id):
@@ -127,7 +132,7 @@ def release(
             task_id="export",
             module="trainers.export",
             spec={"job": trained["job"], "manifest": manifest, "output": Under(trained["job"], "export")},
-            pod_resources=resources,
+            **for_pods(resources, pod),
         )
         verdict >> export
         register = RegisterOperator(
@@ -140,7 +145,7 @@ def release(
                 "evaluation": evaluation["evaluation"],
                 "manifest": manifest,
             },
-            pod_resources=resources,
+            **for_pods(resources, pod),
         )
         published = _publish(name, export.output, register.output)
         deployed = _deploy(published, deadline_s)

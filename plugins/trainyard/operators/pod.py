@@ -32,7 +32,7 @@ from trainers.job.resources import Resources
 from trainyard.failing import RETRIES, RETRY_DELAY, RetryByClass, StepFailed, failures_before, report
 from trainyard.given_up import NeverStarts, PodLost
 from trainyard.operators.waiting import PodTimedOut, WaitingOperator
-from trainyard.pod_defaults import container_security, merged_over, pod_security, scratch
+from trainyard.pod_defaults import container_security, merged_over, overlay_of, pod_security, scratch
 from trainyard.pods import (
     GONE_HINT,
     LOST_HINT,
@@ -74,9 +74,9 @@ class PodOperator(WaitingOperator):
     """A pod of Trainyard's.
 
     `pod_resources` is a Resources or its `to_dict`; `pod` is laid over the pod, a part of a Pod manifest whose
-    container of ours is `base` (`trainers.job.pod_overlay`); `restart` caps the retries by failure class. What
-    KubernetesPodOperator takes besides is passed on. Raises StepFailed, whose text is the failure card and
-    whose class decides the retry; the failure is in XCom under "failure".
+    container of ours is `base` (`trainers.job.pod_overlay`), or the path of a pod template file; `restart` caps
+    the retries by failure class. What KubernetesPodOperator takes besides is passed on. Raises StepFailed, whose
+    text is the failure card and whose class decides the retry; the failure is in XCom under "failure".
     """
 
     template_fields = (*KubernetesPodOperator.template_fields, "subdomain", "pod_resources")
@@ -87,7 +87,7 @@ class PodOperator(WaitingOperator):
         self,
         *,
         pod_resources: Resources | Mapping[str, Any] | None = None,
-        pod: Mapping[str, Any] | None = None,
+        pod: Mapping[str, Any] | str | None = None,
         restart: RestartPolicy | None = None,
         deferrable: bool | None = None,
         startup_timeout_seconds: int = 600,
@@ -107,7 +107,7 @@ class PodOperator(WaitingOperator):
             **kwargs,
         )
         self.pod_resources = pod_resources or Resources()
-        self.pod_overlay = check_pod_overlay("pod", pod or {})
+        self.pod_overlay = check_pod_overlay("pod", overlay_of("pod", pod or {}))
         self.restart = restart
         self._deferrable_by_setting = deferrable is None
         if self.has_dag():

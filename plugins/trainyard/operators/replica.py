@@ -120,9 +120,8 @@ class ReplicaOperator(PodOperator):
         group.ensure(manifest)
         budgets = plan.job.budgets
         names = [r.replica for r in self._mine(plan)]
-        if self.deferrable or (
-            self._deferrable_by_setting and PipelineSettings.from_environment().deferrable
-        ):
+        settings = PipelineSettings.from_environment()
+        if self.deferrable or (self._deferrable_by_setting and settings.deferrable):
             trigger = JobTrigger(
                 name=self.name,
                 namespace=self.namespace,
@@ -131,7 +130,7 @@ class ReplicaOperator(PodOperator):
                 schedule=budgets.schedule,
                 start=budgets.start,
                 # Of an object store's folder only a copy is here.
-                job="" if PipelineSettings.from_environment().store else self.job,
+                job="" if settings.store else self.job,
                 replicas=names,
                 since=begun,
             )
