@@ -16,6 +16,7 @@ import json
 import logging
 import re
 import socket
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from serving.server.calls import Calls
 from serving.server.flags import Options
 from serving.server.rest_examples import examples_input
 from serving.server.rest_gzip import unzipped
+from serving.server.rest_numbers import plain_numbers
 from serving.server.status import Code, Refused, http_status
 from serving.server.tls import Tls
 from serving.stubs import (
@@ -39,6 +41,11 @@ from serving.stubs import (
     model_pb2,
     regression_pb2,
 )
+
+if sys.version_info >= (3, 11):  # unlike asyncio.wait_for they make no task, which is dear
+    from asyncio import timeout
+else:
+    from async_timeout import timeout
 
 __all__ = ["RestApp", "RestServer"]
 
@@ -102,7 +109,8 @@ class RestApp:
         self._free -= 1  # one event loop: no lock needed
         try:
             try:
-                body = await asyncio.wait_for(self._body(receive), self._timeout_s)
+                async with timeout(self._timeout_s):
+                    body = await self._body(receive)
             except asyncio.TimeoutError:
                 message = f"The request's body did not come within {self._timeout_s:g} s"
                 await _answer(send, 408, _error(message), close=True)
@@ -120,7 +128,8 @@ class RestApp:
                 self._pool, self.respond, method, path, body, zipped
             )
             try:
-                status, answer = await asyncio.wait_for(work, self._timeout_s)
+                async with timeout(self._timeout_s):
+                    status, answer = await work
             except asyncio.TimeoutError:
                 message = f"The request took longer than rest_api_timeout_in_ms, {self._timeout_s * 1000:.0f}"
                 status, answer = http_status(Code.DEADLINE_EXCEEDED), _error(message)
@@ -175,18 +184,26 @@ class RestApp:
             return 500, _error("Internal error; the server's log says more")
 
     def _call(self, method: str, spec: Any, body: bytes) -> bytes:
-        document = rest_json.parse(body)
-        name = rest_json.signature_name(document)
         if method == "predict":
-            outputs = self._calls.predict_arrays(spec, name, lambda sig: rest_json.feeds(document, sig))
-            return rest_answers.outputs_body(outputs, rest_json.is_row(document))
-        spec.signature_name = name
+            return self._predict(spec, body)
+        document = rest_json.parse(body)
+        spec.signature_name = rest_json.signature_name(document)
         examples = examples_input(document)
         if method == "classify":
             classify = classification_pb2.ClassificationRequest(model_spec=spec, input=examples)
             return rest_answers.results_body(self._calls.classify(classify, "REST"))
         regress = regression_pb2.RegressionRequest(model_spec=spec, input=examples)
         return rest_answers.results_body(self._calls.regress(regress, "REST"))
+
+    def _predict(self, spec: Any, body: bytes) -> bytes:
+        plain = plain_numbers(body)
+        if plain is not None:
+            outputs = self._calls.predict_arrays(spec, plain.signature_name, plain.feeds)
+            return rest_answers.outputs_body(outputs, plain.row)
+        document = rest_json.parse(body)
+        name = rest_json.signature_name(document)
+        outputs = self._calls.predict_arrays(spec, name, lambda sig: rest_json.feeds(document, sig))
+        return rest_answers.outputs_body(outputs, rest_json.is_row(document))
 
     def _read(self, found: re.Match[str]) -> bytes:
         if not found["name"]:

@@ -11,14 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
+import orjson
 
 from serving.server.status import Code, Refused
 
-__all__ = ["dump", "outputs_body", "results_body"]
-
-_encode = msgspec.json.Encoder().encode
+__all__ = ["outputs_body", "results_body"]
 
 
 def _invalid(message: str) -> Refused:
@@ -38,23 +36,25 @@ def outputs_body(outputs: Mapping[str, Any], row: bool) -> bytes:
                 )
             size = len(array)
     values = {name: _plain(name, np.asarray(array)) for name, array in outputs.items()}
+    finite = all(map(_is_finite, values.values()))
+    whole = next(iter(values.values())) if len(values) == 1 else None
     if not row:
-        return dump({"outputs": next(iter(values.values())) if len(values) == 1 else values})
-    if len(values) == 1:
-        return dump({"predictions": next(iter(values.values()))})
-    return dump(
-        {"predictions": [dict(zip(values, item, strict=True)) for item in zip(*values.values(), strict=True)]}
-    )
+        return _dump({"outputs": values if whole is None else whole}, finite)
+    if whole is not None:
+        return _dump({"predictions": whole}, finite)
+    items = [dict(zip(values, item, strict=True)) for item in zip(*values.values(), strict=True)]
+    return _dump({"predictions": items}, finite)
 
 
 def _plain(name: str, array: np.ndarray) -> Any:
+    """Nested lists of text, or an array (a NumPy scalar without dimensions) of which JSON knows what it is."""
     if array.dtype.kind in "OSU":
         return _text(array.tolist(), as_b64=name.endswith("_bytes"))
-    if array.dtype == np.float32 or array.dtype.name == "bfloat16" or array.dtype == np.float16:
-        return _shortest(array.astype(np.float32)).tolist()
     if array.dtype.kind == "c":
         raise _invalid(f"Failed to write JSON value for tensor type: {array.dtype.name}")
-    return array.tolist()
+    if array.dtype.name in ("bfloat16", "float16"):
+        array = array.astype(np.float32)
+    return np.ascontiguousarray(array) if array.ndim else array[()]
 
 
 def _text(value: Any, *, as_b64: bool) -> Any:
@@ -65,55 +65,35 @@ def _text(value: Any, *, as_b64: bool) -> Any:
     return value.decode("utf-8", "replace")
 
 
-def _shortest(array: np.ndarray) -> np.ndarray:
-    """float64s that print as the shortest decimals of the given float32s: 0.2, not 0.20000000298023224."""
-    wide = array.astype(np.float64)
-    result = wide.copy()
-    open_ = np.isfinite(wide) & (wide != 0) & (np.abs(wide) < 1e15) & (np.abs(wide) > 1e-12)
-    with np.errstate(all="ignore"):
-        magnitude = np.floor(np.log10(np.abs(wide)))
-        for digits in (6, 7, 8, 9):
-            power = digits - 1 - magnitude
-            scale = 10.0 ** np.abs(power)
-            rounded = np.where(power >= 0, np.round(wide * scale) / scale, np.round(wide / scale) * scale)
-            fits = open_ & (rounded.astype(np.float32) == array)
-            result[fits] = rounded[fits]
-            open_ &= ~fits
-            if not open_.any():
-                break
-    return result
+def _is_finite(value: Any) -> bool:
+    return getattr(getattr(value, "dtype", None), "kind", "") != "f" or bool(np.isfinite(value).all())
 
 
-def dump(value: Any) -> bytes:
-    """JSON bytes; NaN and Infinity as bare words, as TF Serving writes them."""
-    if _all_finite(value):
-        return _encode(value)
-    return json.dumps(value).encode()
+def _dump(value: Any, finite: bool) -> bytes:
+    """JSON bytes: 0.2 and not 0.20000000298023224 for a float32; NaN and Infinity as bare words, as of TF Serving."""
+    if finite:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return json.dumps(value, default=_listed).encode()
 
 
-def _all_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return value - value == 0
-    if isinstance(value, list):
-        return all(map(_all_finite, value))
-    if isinstance(value, dict):
-        return all(map(_all_finite, value.values()))
-    return True
+def _listed(value: Any) -> Any:
+    array = np.asarray(value)
+    if array.dtype == np.float32:
+        array = array.astype(str).astype(np.float64)  # by way of the shortest decimals
+    return array.tolist()
 
 
 def results_body(response: Any) -> bytes:
     """The answer to a classify or regress request."""
     result = response.result
     if hasattr(result, "classifications"):
-        scores = [[one.score for one in item.classes] for item in result.classifications]
-        rows = [_shortest(np.array(row, np.float32)).tolist() for row in scores]
-        return dump(
-            {
-                "results": [
-                    [[one.label, score] for one, score in zip(item.classes, row, strict=True)]
-                    for item, row in zip(result.classifications, rows, strict=True)
-                ]
-            }
-        )
+        scores = [
+            np.array([one.score for one in item.classes], np.float32) for item in result.classifications
+        ]
+        rows = [
+            [[one.label, score] for one, score in zip(item.classes, row, strict=True)]
+            for item, row in zip(result.classifications, scores, strict=True)
+        ]
+        return _dump({"results": rows}, all(map(_is_finite, scores)))
     values = np.array([item.value for item in result.regressions], np.float32)
-    return dump({"results": _shortest(values).tolist()})
+    return _dump({"results": values}, _is_finite(values))

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-import msgspec
 import numpy as np
+import orjson
 
 from serving import tensors
 from serving.server.servable import Signature
 from serving.server.status import Code, Refused
 
 __all__ = [
+    "EXACT",
     "MAX_FLOAT32",
     "b64_bytes",
     "feeds",
@@ -34,15 +35,12 @@ __all__ = [
     "type_name",
 ]
 
-_decode = msgspec.json.Decoder().decode
 _printer = json.JSONEncoder(default=str, indent=4)
 _FLOAT32 = 1
 _FLOAT64 = 2
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-_EXACT = {
-    _FLOAT32: (1 << 24) - 1,
-    _FLOAT64: (1 << 53) - 1,
-}  # largest whole numbers that TF Serving takes for exact
+EXACT = {_FLOAT32: (1 << 24) - 1, _FLOAT64: (1 << 53) - 1}
+"""The largest whole number that TF Serving takes for exact, by DataType."""
 # Kinds of NumPy arrays that JSON values may make, by the kind of the tensor they are for.
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
@@ -68,8 +66,8 @@ def parse(body: bytes) -> dict[str, Any]:
         raise invalid("JSON Parse error: The document is empty")
     try:
         try:
-            document = _decode(body)
-        except msgspec.DecodeError:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError:
             document = json.loads(body)  # slower, but takes NaN and Infinity as TF Serving does
             if b"\\u" in body:
                 json.dumps(document, ensure_ascii=False).encode()  # refuses half a surrogate pair
@@ -267,8 +265,8 @@ def _numbers(value: Any, enum: int) -> np.ndarray:
     if raw.dtype.kind not in kinds or (kinds != "b" and _has_bool(value, raw.ndim)):
         _shape(value)
         raise _type_error(next(_misfits(value, kinds), value), name)
-    if raw.dtype.kind in "iu" and enum in _EXACT and not _within(raw, _EXACT[enum]):
-        limit = _EXACT[enum]
+    if raw.dtype.kind in "iu" and enum in EXACT and not _within(raw, EXACT[enum]):
+        limit = EXACT[enum]
         outside = (raw > limit) | (raw < -limit if raw.dtype.kind == "i" else False)
         raise lossy(raw[outside].flat[0].item(), name)
     if dtype.kind in "iu":

@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from serving.server.rest_answers import _shortest
+from serving.server.rest_answers import outputs_body
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,13 @@ def test_shortest_decimals_come_back_as_the_same_floats():
     rng = np.random.default_rng(3)
     values = (rng.normal(size=2000) * 10.0 ** rng.integers(-14, 17, 2000)).astype(np.float32)
     values = np.concatenate([values, np.float32([0, -0.0, 1, 9999999, 1e-45, 3.4e38])])
-    short = _shortest(values)
+    body = outputs_body({"x": values}, True)
+    short = np.array(json.loads(body)["predictions"])
     np.testing.assert_array_equal(short.astype(np.float32), values)
-    assert max(len(repr(v)) for v in short[(np.abs(short) > 1e-4) & (np.abs(short) < 1e15)].tolist()) <= 22
+    np.testing.assert_array_equal(np.signbit(short), np.signbit(values))
+    assert max(len(number) for number in body.decode().partition("[")[2][:-2].split(",")) <= 17
+    with_nan = np.append(values, np.float32(np.nan))
+    assert json.loads(outputs_body({"x": with_nan}, True))["predictions"][:-1] == short.tolist()
 
 
 @pytest.mark.parametrize(
