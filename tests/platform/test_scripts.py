@@ -218,6 +218,31 @@ def test_the_suites_exit_code_is_passed_on(tmp_path: Path) -> None:
         assert run(SCRIPTS / "test", PYTHON=str(python)).returncode == code
 
 
+def test_what_failed_or_died_is_tried_again_and_named(tmp_path: Path) -> None:
+    """One room's tests fail once, another's process dies twice, all others are well."""
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+cd {tmp_path}
+echo "$*" | grep -o 'tests/.*' >>calls
+case "$*" in
+*tests/job) [ -e failed ] || {{ touch failed; echo 'FAILED tests/job/test_it.py::test_it'; exit 1; }} ;;
+*tests/steps) [ -e died2 ] || {{ [ -e died ] && touch died2; touch died; exit 139; }} ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    done = run(SCRIPTS / "test", PYTHON=str(python))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 tests failed in tests/job; again, alone:\nFAILED tests/job/test_it.py::test_it" in done.stdout
+    assert done.stdout.count("tests/steps ended with code 139; again, alone:") == 2
+    calls = (tmp_path / "calls").read_text().split()
+    rooms = {f"tests/{path.name}" for path in REPO.joinpath("tests").iterdir() if path.is_dir()}
+    assert set(calls) == rooms - {"tests/__pycache__"}
+    assert sorted(call for call in set(calls) if calls.count(call) > 1) == ["tests/job", "tests/steps"]
+    assert calls.count("tests/steps") == 3
+
+
 def test_without_a_kubeconfig_the_way_to_a_cluster_is_told() -> None:
     done = run("scripts/test-kubernetes", KUBECONFIG="")
     assert done.returncode == 2

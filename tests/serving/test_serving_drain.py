@@ -143,8 +143,9 @@ def test_a_killed_server_s_request_log_is_closed_by_the_next_one(spawn, asking, 
         request.let_go()
         request.join(60)
         assert not isinstance(request.outcome, Exception), request.outcome
+    until(lambda: list(tmp_path.glob("log/gate/1/.*.tfrecord")), "the log")  # its writer is a thread
     (left,) = tmp_path.glob("log/gate/1/.*.tfrecord")
-    until(lambda: len(list(read_records(left, max_bytes=1 << 20))) == 2, "the log")
+    until(lambda: len(list(read_records(left, max_bytes=1 << 20))) == 2, "both requests in the log")
     server.close()
     spawn(*flags)
     (closed,) = tmp_path.glob("log/gate/1/[!.]*.tfrecord")
