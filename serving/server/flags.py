@@ -16,7 +16,7 @@ from serving.server.request_log import LogOptions
 __all__ = ["Batching", "Options", "parse"]
 
 
-_GRPC_THREADS = 8
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Options:
     batching: Batching | None = None
     intra_op_threads: int = 1
     inter_op_threads: int = 1
-    grpc_threads: int = _GRPC_THREADS
+    grpc_threads: int = _THREADS
     grpc_direct: bool = True
-    rest_threads: int = 8
+    rest_threads: int = _THREADS
     grpc_options: tuple[tuple[str, int | str], ...] = ()
     as_tensor_content: bool = True
     max_message_bytes: int = 128 << 20
@@ -208,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="the cores and one more, or 8 where those are more, or with batching",
     )
-    add("--rest_api_num_threads", type=int, default=8)
+    add("--rest_api_num_threads", type=int, help="as of gRPC")
     add("--grpc_channel_arguments", type=_channel_arguments, default=())
     add("--enable_serialization_as_tensor_content", type=_bool, nargs="?", const=True, default=True)
     ours = parser.add_argument_group("of the embedded server only").add_argument
@@ -258,15 +258,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _grpc_threads(asked: int | None, batching: bool) -> int:
-    """How many calls are worked on at a time.
+def _at_a_time(asked: int | None, batching: bool) -> int:
+    """How many calls, or requests, are worked on at a time.
 
     A thread computes from its call's start to its end, and more of them than cores only wait for the interpreter's
     lock; where they wait for a batch, it takes many to fill one.
     """
     if asked is not None:
         return asked
-    return _GRPC_THREADS if batching else min(_GRPC_THREADS, (os.cpu_count() or 1) + 1)
+    return _THREADS if batching else min(_THREADS, (os.cpu_count() or 1) + 1)
 
 
 def _threads(given: argparse.Namespace, which: str) -> int:
@@ -330,9 +330,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
             batching=batching,
             intra_op_threads=_threads(given, "intra"),
             inter_op_threads=_threads(given, "inter"),
-            grpc_threads=_grpc_threads(given.grpc_max_threads, batching is not None),
+            grpc_threads=_at_a_time(given.grpc_max_threads, batching is not None),
             grpc_direct=given.grpc_direct,
-            rest_threads=given.rest_api_num_threads,
+            rest_threads=_at_a_time(given.rest_api_num_threads, batching is not None),
             grpc_options=given.grpc_channel_arguments,
             as_tensor_content=given.enable_serialization_as_tensor_content,
             max_message_bytes=given.max_message_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from airflow.models.dagrun import DagRun
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import TaskDeferred
 from trainyard.failing import RetryByClass, StepFailed
 from trainyard.groups.train import train
 from trainyard.operators.gang import (
@@ -28,7 +30,7 @@ from trainyard.trigger_form import DEFAULTS
 
 from trainers.job.errors import InvalidSpec
 from trainers.job.failures import Failure, FailureClass
-from trainers.job.policies import Success
+from trainers.job.policies import RestartPolicy, Success
 from trainers.job.record import JobRecord, JobState
 from trainers.job.spec import Resources, RoleKind
 
@@ -345,6 +347,32 @@ def test_a_worker_that_was_given_up_is_a_failed_task_of_its_own(
     verdict, of_verdict = _verdict(context_of, failures={1: its["ti"].xcom["failure"]})
     assert verdict.execute(of_verdict)["step"] == 7
     assert "worker-0 was given up: INFRA: it was killed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_an_author_s_cap_of_restarts_holds(plan: Any, context_of: Any, deferrable: bool) -> None:
+    rows, _ = plan(dataclasses.replace(TEMPLATE, restart=RestartPolicy({FailureClass.INFRA: 0})))
+
+    def replica() -> ReplicaOperator:
+        with DAG("pipeline"):
+            cmds = [sys.executable, "-c", "import sys; sys.exit(87)"]
+            return ReplicaOperator(task_id="replica", **{**rows[1], "cmds": cmds}, deferrable=deferrable)
+
+    async def event_of(trigger: Any) -> Any:
+        return [event.payload async for event in trigger.run()][0]
+
+    first = replica()
+    its = context_of(first, map_index=1)
+    with pytest.raises(TaskDeferred if deferrable else StepFailed) as caught:
+        first.execute(its)
+    if deferrable:  # another process, which knows no more than the DAG file says
+        event = asyncio.run(event_of(caught.value.trigger))
+        again = replica()
+        its = context_of(again, map_index=1)
+        with pytest.raises(StepFailed) as caught:
+            again.trigger_reentry(its, event)
+    assert caught.value.failure.failure_class is FailureClass.INFRA
+    assert RetryByClass().evaluate(caught.value, 1, 10, its).action.value == "fail"
 
 
 class Task(NamedTuple):

@@ -91,6 +91,13 @@ class ReplicaOperator(PodOperator):
         else:
             super().execute(context)
 
+    def trigger_reentry(self, context: Context, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Come back from the triggerer: the pod has ended, or is given up."""
+        # In another process than `execute`: how often it may be tried again stands in the plan.
+        with self._record_here():
+            self.restart = self.record.plan().job.restart
+        return super().trigger_reentry(context, event)
+
     def _mine(self, plan: Plan) -> list[ReplicaPlan]:
         """The replica, or those of the group."""
         return [
