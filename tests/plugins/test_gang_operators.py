@@ -359,7 +359,8 @@ def test_an_author_s_cap_of_restarts_holds(plan: Any, context_of: Any, deferrabl
             return ReplicaOperator(task_id="replica", **{**rows[1], "cmds": cmds}, deferrable=deferrable)
 
     async def event_of(trigger: Any) -> Any:
-        return [event.payload async for event in trigger.run()][0]
+        (event,) = [event async for event in trigger.run()]
+        return event.payload
 
     first = replica()
     its = context_of(first, map_index=1)
