@@ -67,6 +67,11 @@ class Results:
         runs = self.runs.get(f"{contender} | {cell}")
         return statistics.median(run["p99"] / run["p50"] for run in runs) if runs else None
 
+    def spread(self) -> float:
+        """How many times the best round's rate was that of the worst, in the middle of all that was measured."""
+        rates = [[run["rate"] for run in runs] for runs in self.runs.values()]
+        return statistics.median(max(rate) / min(rate) for rate in rates)
+
     def cells(self) -> list[str]:
         """ "model | batch | clients" of all that was measured, in the order of measuring."""
         return list(dict.fromkeys(key.split(" | ", 1)[1] for key in self.runs))
@@ -122,7 +127,9 @@ def _head(results: Results, options: argparse.Namespace) -> list[str]:
             f"Models: {sizes}. Each figure is the median of {options.rounds} interleaved rounds of "
             f"{options.seconds:g} s. Command: `{command} --markdown benchmarks/serving.md`. Clients and servers share "
             "the machine's cores: trust ratios and CPU time a request more than rates, and run it again on yours. "
-            f"The machine's load average was {options.busy:.1f} when it began; 0 is a quiet machine."
+            f"The machine's load average was {options.busy:.1f} when it began; 0 is a quiet machine. From round to "
+            f"round the same figure differed by {results.spread():.1f} times (the middle one of all), which on a "
+            "machine of one's own it hardly does: what is nearer together than that is no difference."
         ),
         "",
         *_prose(
