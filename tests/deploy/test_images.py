@@ -24,6 +24,7 @@ DISTRIBUTION = {
     "google": "protobuf",
     "grpc": "grpcio",
     "mlflow": "mlflow-skinny",
+    "simdjson": "pysimdjson",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
     "tensorflow_serving": "tensorflow-serving-api",

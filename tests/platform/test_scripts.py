@@ -219,7 +219,7 @@ def test_the_suites_exit_code_is_passed_on(tmp_path: Path) -> None:
 
 
 def test_what_failed_or_died_is_tried_again_and_named(tmp_path: Path) -> None:
-    """One room's tests fail once, another's process dies twice, all others are well."""
+    """One room's tests fail once, another's process dies twice, one has no tests, all others are well."""
     python = tmp_path / "python"
     python.write_text(
         f"""#!/bin/sh
@@ -227,6 +227,7 @@ cd {tmp_path}
 echo "$*" | grep -o 'tests/.*' >>calls
 case "$*" in
 *tests/job) [ -e failed ] || {{ touch failed; echo 'FAILED tests/job/test_it.py::test_it'; exit 1; }} ;;
+*tests/contract) exit 5 ;;
 *tests/steps) [ -e died2 ] || {{ [ -e died ] && touch died2; touch died; exit 139; }} ;;
 esac
 """

@@ -26,6 +26,7 @@ def test_flags_are_tf_serving_s():
     )
     assert options == Options(
         grpc_threads=min(8, (os.cpu_count() or 1) + 1),
+        rest_threads=min(8, (os.cpu_count() or 1) + 1),
         port=0,
         rest_api_port=0,
         model_config_file=Path("models.config"),
@@ -89,3 +90,5 @@ def test_bad_limits_are_refused():
 def test_as_many_calls_at_a_time_as_cores_can_work_on(monkeypatch, cores, flags, threads):
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     assert parse(["--model_base_path=x", *flags]).grpc_threads == threads
+    of_rest = [flag.replace("grpc_max_threads", "rest_api_num_threads") for flag in flags]
+    assert parse(["--model_base_path=x", *of_rest]).rest_threads == threads
