@@ -13,6 +13,7 @@ quick in the thread that reads requests, since handing it over and back costs as
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import re
@@ -127,22 +128,24 @@ class RestApp:
             ):  # TF Serving knows no queries, and matches them with the path
                 path = f"{path}?{query.decode('latin-1')}"
             zipped = any(k == b"content-encoding" and b"gzip" in v for k, v in scope.get("headers", ()))
+            respond = functools.partial(self.respond, method, path, body, zipped)
             if not zipped and len(body) <= QUICK_BYTES and self._quick.has(path):
-                status, answer = self._quick.timed(path, lambda: self.respond(method, path, body))
-                await _answer(send, status, answer)
-                return
-            work = asyncio.get_running_loop().run_in_executor(
-                self._pool, self._quick.timed, path, lambda: self.respond(method, path, body, zipped)
-            )
-            try:
-                async with timeout(self._timeout_s):
-                    status, answer = await work
-            except asyncio.TimeoutError:
-                message = f"The request took longer than rest_api_timeout_in_ms, {self._timeout_s * 1000:.0f}"
-                status, answer = http_status(Code.DEADLINE_EXCEEDED), _error(message)
+                status, answer = self._quick.timed(path, respond)
+            else:
+                status, answer = await self._in_pool(path, respond)
             await _answer(send, status, answer)
         finally:
             self._free += 1
+
+    async def _in_pool(self, path: str, respond: Callable[[], tuple[int, bytes]]) -> tuple[int, bytes]:
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._pool, self._quick.timed, path, respond)
+        try:
+            async with timeout(self._timeout_s):
+                return await work
+        except asyncio.TimeoutError:
+            message = f"The request took longer than rest_api_timeout_in_ms, {self._timeout_s * 1000:.0f}"
+            return http_status(Code.DEADLINE_EXCEEDED), _error(message)
 
     def _refusal(self, scope: dict[str, Any], path: str) -> str | None:
         if path == self._metrics_path and self._tokens.exempt("metrics"):
