@@ -14,11 +14,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from airflow.sdk import DAG
-from trainyard import extract_sql
 from trainyard.failing import StepFailed
 from trainyard.sql import engine_of
 
+from tests.plugins.extracting import extracted, rows_of
 from tests.plugins.postgres_server import Server, serving
 
 TYPES = """
@@ -64,20 +63,9 @@ def run(server: Server, context_of: Any, pipelines: Path, monkeypatch: pytest.Mo
 
     def call(sql: str, password: str = server.password, **options: Any) -> dict[str, Any]:
         monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**connection, "password": password}))
-        with DAG("pipeline") as dag:
-            extract_sql(
-                sql, **{"conn_id": "shop", "output": "storage://raw/orders", "chunk_rows": 100, **options}
-            )
-        task = dag.get_task("extract")
-        monkeypatch.setattr("airflow.sdk.get_current_context", lambda: context_of(task))
-        return dict(task.python_callable(*task.op_args))
+        return extracted(sql, context_of, monkeypatch, **{"chunk_rows": 100, **options})
 
     return call
-
-
-def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    files = sorted(Path(result["source"]).glob("*.parquet"))
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
 def test_every_common_type_comes_as_it_is(run: Any) -> None:

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from airflow.sdk import DAG
 from trainyard import extract_sql, prepare
 from trainyard.failing import StepFailed
 from trainyard.sql import DONE, engine_of, extract
+
+from tests.plugins.extracting import extracted, rows_of
 
 ROWS = 1000
 
@@ -41,27 +42,16 @@ def run(context_of: Any, pipelines: Path, monkeypatch: pytest.MonkeyPatch) -> An
     """Runs the task that `extract_sql` makes."""
 
     def call(sql: str, **options: Any) -> dict[str, Any]:
-        with DAG("pipeline") as dag:
-            extract_sql(
-                sql, **{"conn_id": "shop", "output": "storage://raw/orders", "chunk_rows": 300, **options}
-            )
-        task = dag.get_task("extract")
-        monkeypatch.setattr("airflow.sdk.get_current_context", lambda: context_of(task))
-        return dict(task.python_callable(*task.op_args))
+        return extracted(sql, context_of, monkeypatch, **{"chunk_rows": 300, **options})
 
     return call
-
-
-def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    files = sorted(Path(result["source"]).glob("*.parquet"))
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
 def test_rows_come_in_chunks_and_the_secret_stays(shop: Path, run: Any, capsys: Any, pipelines: Path) -> None:
     result = run("SELECT * FROM orders ORDER BY id")
     assert (result["rows"], result["files"], result["reused"]) == (ROWS, 4, False)
-    assert [row["id"] for row in _rows(result)] == list(range(ROWS))
-    assert _rows(result)[999] == {
+    assert [row["id"] for row in rows_of(result)] == list(range(ROWS))
+    assert rows_of(result)[999] == {
         "id": 999,
         "day": "2013-01-01",
         "total": 999 / 7,
@@ -76,7 +66,7 @@ def test_rows_come_in_chunks_and_the_secret_stays(shop: Path, run: Any, capsys: 
 def test_parameters_are_bound_and_the_same_query_is_not_asked_again(shop: Path, run: Any) -> None:
     sql = "SELECT id, returned FROM orders WHERE day = :day AND id < :most"
     result = run(sql, parameters={"day": "2013-02-01", "most": 100})
-    assert {row["id"] % 3 for row in _rows(result)} == {1}
+    assert {row["id"] % 3 for row in rows_of(result)} == {1}
     assert result["rows"] == 33
     with sqlite3.connect(shop) as db:
         db.execute("DELETE FROM orders WHERE id < 50")
